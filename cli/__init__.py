@@ -1,0 +1,1 @@
+"""The command ``hess``: thin commands over hesscore."""

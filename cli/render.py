@@ -1,0 +1,76 @@
+"""What a person sees: tables on stdout, messages and progress on stderr. The only user of rich.
+
+rich is loaded only where a terminal is there to show it; it honours ``NO_COLOR``.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+
+def message(text: str) -> None:
+    """Print one line on stderr."""
+    print(_printable(text), file=sys.stderr)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short."""
+    on_terminal = sys.stdout.isatty()
+    records = [list(row) for row in rows]
+    cells = [[_cell(value, rounded=on_terminal) for value in record] for record in records]
+    numeric = [all(isinstance(record[i], int | float | None) for record in records) for i in range(len(columns))]
+    (_rich_table if on_terminal else _plain_table)(columns, cells, numeric)
+
+
+@contextmanager
+def progress(task: str, total: float, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """Show how far ``task`` is and the time left, on stderr; what it yields adds to what is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    # Left to itself, rich would send what is printed to stdout to its own stream: data would end on stderr.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task_id = bar.add_task(task, total=total)
+        yield lambda done: bar.advance(task_id, done)
+
+
+def _printable(text: str) -> str:
+    """One line, control characters as escapes: names come from files that nobody vouches for."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _cell(value: object, rounded: bool) -> str:
+    if value is None:
+        return "-"
+    if rounded and isinstance(value, float):
+        return f"{value:.4g}"
+    return _printable(str(value))
+
+
+def _plain_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+    lines = [list(columns), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        )
+        print("  ".join(padded).rstrip())
+
+
+def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD)
+    for column, right in zip(columns, numeric, strict=True):
+        grid.add_column(column, justify="right" if right else "left", overflow="fold")
+    for line in cells:
+        grid.add_row(*map(Text, line))  # Text, because a plain str would be read as rich's markup
+    Console().print(grid)
