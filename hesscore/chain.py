@@ -1,0 +1,142 @@
+"""The chain rule, written once.
+
+For a graph of maps ``y_i = f_i(args)`` that ends in the loss, with ``P_i = d args_i / d theta`` and
+``delta_i = d loss / d y_i``,
+
+    H = sum_i  P_i^T  < delta_i , D^2 f_i >  P_i                                        (1)
+
+``tangents`` computes every ``P_i v`` in one sweep forwards; ``cotangents`` applies every ``P_i^T`` in one sweep
+backwards.  A Hessian-vector product is one of each, whatever the depth; leaving terms of the sum out gives the
+Gauss-Newton part, the functional part, or the part that one map causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from torch import Tensor
+
+from hesscore.graph import Graph
+
+Bundle = dict[int, Tensor]
+"""Tangents or cotangents by node, each ``(k, *shape of the node)``; a missing node is zero."""
+
+
+class Point:
+    """A graph at given leaves: the value, and all that the sweeps reuse (``kept`` and, after ``bend``, ``bent``).
+
+    ``watch`` names nodes whose values stay at hand in ``watched``; all others are let go after their last use.
+    ``share`` is the weight of this output in a mean over several points: every derivative below carries it.
+    """
+
+    def __init__(
+        self, graph: Graph, leaves: Mapping[str, Tensor], watch: Set[str] = frozenset(), share: float = 1.0
+    ) -> None:
+        self.graph = graph
+        self.share = share
+        self.widest = 0
+        self.kept: list[Any] = []
+        self.bent: dict[int, Any] = {}
+        self.watched: dict[str, Tensor] = {}
+        last_use = {source: i for i, node in enumerate(graph.nodes) for source in node.sources}
+        values: Bundle = {}
+        for i, node in enumerate(graph.nodes):
+            if node.component is None:
+                values[i], kept = leaves[node.name], None
+            else:
+                values[i], kept = node.component.value(*(values[source] for source in node.sources))
+            self.kept.append(kept)
+            self.widest = max(self.widest, values[i].numel())
+            if node.name in watch:
+                self.watched[node.name] = values[i]
+            for source in set(node.sources):
+                if last_use[source] == i:
+                    del values[source]
+        self.output = values[len(graph.nodes) - 1]
+
+    def gradient(self, wanted: Set[int]) -> Bundle:
+        """``share * d output / d leaf`` for the leaves in ``wanted``, each with a leading axis of one."""
+        return cotangents(self, wanted, seed=self.output.new_full((1,), self.share))
+
+    def bend(self) -> Bundle:
+        """The gradient by every parameter, keeping of each ``delta_i`` what the curvature of its node will need."""
+        return cotangents(self, self.graph.parameter_positions, seed=self.output.new_full((1,), self.share), bend=True)
+
+
+def product(point: Point, seeds: Bundle, wanted: Set[int], curved: Set[int]) -> Bundle:
+    """The sum (1) over the nodes in ``curved``, applied to the leaf tangents ``seeds`` and read at ``wanted``."""
+    moved = tangents(point, seeds, point.graph.sources(curved & point.graph.downstream(wanted)))
+    return cotangents(point, wanted, moved=moved, curved=curved)
+
+
+def attribution(point: Point, seeds: Bundle, curved: Set[int]) -> Bundle:
+    """``v^T < delta_i, D^2 f_i > v`` for each node in ``curved``, ``(k,)`` each: they add up to ``v^T H v``.
+
+    The forward sweep alone is enough.
+    """
+    moved = tangents(point, seeds, point.graph.sources(curved))
+    caused: Bundle = {}
+    for i in sorted(curved):
+        node = point.graph.nodes[i]
+        motion = [moved.get(source) for source in node.sources]
+        needs = [tangent is not None for tangent in motion]
+        if node.component and any(needs):
+            bent = node.component.curvature(point.kept[i], point.bent[i], motion, needs)
+            for tangent, part in zip(motion, bent, strict=False):
+                if tangent is not None and part is not None:
+                    parts = (tangent * part).flatten(1).sum(1)
+                    caused[i] = caused[i] + parts if i in caused else parts
+    return caused
+
+
+def tangents(point: Point, seeds: Bundle, targets: Set[int]) -> Bundle:
+    """Push the tangents ``seeds`` of some leaves forwards to the nodes in ``targets``: every ``P_i v``.
+
+    Only nodes between the two are visited.
+    """
+    graph = point.graph
+    moved = dict(seeds)
+    for i in sorted(graph.downstream(seeds.keys()) & graph.upstream(targets) - seeds.keys()):
+        component = graph.nodes[i].component
+        assert component is not None
+        moved[i] = component.jvp(point.kept[i], [moved.get(source) for source in graph.nodes[i].sources])
+    return moved
+
+
+def cotangents(
+    point: Point,
+    wanted: Set[int],
+    seed: Tensor | None = None,
+    moved: Bundle | None = None,
+    curved: Set[int] = frozenset(),
+    bend: bool = False,
+) -> Bundle:
+    """Pull cotangents back to the leaves in ``wanted``, visiting only nodes that depend on one of these.
+
+    They start from ``seed`` at the output, and from ``< delta_i, D^2 f_i > P_i v`` at each node of ``curved``, where
+    ``moved`` holds the tangents ``P_i v``.
+    """
+    graph = point.graph
+    live = graph.downstream(wanted)
+    arrived: Bundle = {} if seed is None else {len(graph.nodes) - 1: seed}
+
+    def deliver(sources: tuple[int, ...], parts: tuple[Tensor | None, ...]) -> None:
+        for source, part in zip(sources, parts, strict=False):
+            if part is not None:
+                arrived[source] = arrived[source] + part if source in arrived else part
+
+    for i in sorted(live - wanted, reverse=True):
+        node, kept = graph.nodes[i], point.kept[i]
+        assert node.component is not None
+        needs = [source in live for source in node.sources]
+        if moved is not None and i in curved:
+            motion = [moved.get(source) for source in node.sources]
+            if any(tangent is not None for tangent in motion):
+                deliver(node.sources, node.component.curvature(kept, point.bent[i], motion, needs))
+        if i in arrived:
+            cotangent = arrived.pop(i)
+            if bend and node.kind:
+                point.bent[i] = node.component.bend(kept, cotangent[0])
+            deliver(node.sources, node.component.vjp(kept, cotangent, needs))
+    return arrived

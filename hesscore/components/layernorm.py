@@ -1,0 +1,17 @@
+"""LayerNorm without its affine part: gain and shift are a Hadamard product and a sum after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hesscore.components.rmsnorm import RMSNorm
+
+
+@dataclass(frozen=True)
+class LayerNorm(RMSNorm):
+    """``y = P x / s``, ``P = I - 1 1^T / d``: RMSNorm of the centred token, with the same derivatives."""
+
+    def project(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)

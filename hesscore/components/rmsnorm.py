@@ -1,0 +1,65 @@
+"""RMSNorm without its gain: the gain is a Hadamard product after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, dot, randn
+
+
+@dataclass(frozen=True)
+class RMSNorm(Component):
+    """``y = z / s`` with ``z = P x`` and ``s = sqrt(|z|^2 / d + eps)``; here ``P = I``.  Exact for every eps >= 0.
+
+    ``J u = (P u - y (y.u)/d) / s`` and, with ``h = P delta`` and ``c = delta.y``,
+    ``<delta, D^2 y> u = -( y (h.u) + h (y.u) + c P u - 3 c y (y.u)/d ) / (d s^2)``.
+    """
+
+    eps: float = 1e-5
+
+    kind = "norm"
+
+    def project(self, x: Tensor) -> Tensor:
+        """The symmetric projection ``P``, which leaves ``y`` alone."""
+        return x
+
+    def value(self, x: Tensor) -> tuple[Tensor, Any]:
+        z = self.project(x)
+        scale = (z.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        y = z * scale
+        return y, (y, scale)
+
+    def jvp(self, kept: Any, tangents: Tangents) -> Tensor:
+        (y, scale), (dx,) = kept, tangents
+        return torch.addcmul(self.project(dx), y, dot(y, dx), value=-1 / y.shape[-1]).mul_(scale)
+
+    def vjp(self, kept: Any, cotangent: Tensor, needs: Needs) -> Cotangents:
+        return (self.jvp(kept, (cotangent,)),)
+
+    def bend(self, kept: Any, delta: Tensor) -> Any:
+        y, scale = kept
+        weight = -scale.square() / y.shape[-1]
+        return self.project(delta) * weight, dot(delta, y) * weight
+
+    def curvature(self, kept: Any, bent: Any, tangents: Tangents, needs: Needs) -> Cotangents:
+        (y, _), (h, c), (dx,) = kept, bent, tangents
+        along = dot(y, dx)
+        across = torch.addcmul(dot(h, dx), along, c, value=-3 / y.shape[-1])
+        return ((c * self.project(dx)).addcmul_(h, along).addcmul_(y, across),)
+
+    def norms(self, kept: Any) -> Norms:
+        """``|J| <= 1/s``; curvature ``<= (2/sqrt 3) / (s^2 sqrt d)`` (derived for eps = 0, checked for eps > 0)."""
+        y, scale = kept
+        steepest = float(scale.max())
+        return Norms((steepest,), {(0, 0): 2 / 3**0.5 * steepest**2 / y.shape[-1] ** 0.5})
+
+    @classmethod
+    def examples(cls, rng: Generator) -> Iterator[Example]:
+        yield cls(), (randn(rng, 2, 4),)
+        yield cls(eps=0.5), (3 * randn(rng, 2, 3, 5) + 1,)
+        yield cls(eps=0.0), (randn(rng, 1, 2, 3),)

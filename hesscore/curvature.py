@@ -1,0 +1,200 @@
+"""The door for library users: gradient, Hessian-vector products, blocks and their causes at one point.
+
+>>> import torch
+>>> from hesscore.components.product import Product
+>>> from hesscore.components.squared_error import SquaredError
+>>> from hesscore.graph import Graph
+>>> g = Graph()
+>>> y = g.apply("y", Product("bd,de->be"), g.constant("x"), g.parameter("W", (1, 1)))
+>>> _ = g.apply("loss", SquaredError(), y, g.constant("target"), g.constant("weights"))
+>>> one = torch.ones(1, 1)
+>>> c = Curvature(g, {"W": 2 * one, "x": 3 * one, "target": one, "weights": one[0]})
+>>> float(c.loss), float(c.gradient["W"]), float(c.dense()[0, 0])       # (3w - 1)^2 at w = 2
+(25.0, 30.0, 18.0)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+
+from hesscore import chain
+from hesscore.errors import InputError
+from hesscore.graph import Graph, Node
+
+Terms = Callable[[Node], bool]
+"""Which nodes of identity (1) to sum over."""
+
+CACHED_ELEMENTS = 2**19
+"""Elements of the largest array that a product should pass over: 4 MiB in float64."""
+
+log = logging.getLogger(__name__)
+
+
+def outer(node: Node) -> bool:
+    """The Gauss-Newton (outer) term: the curvature of the loss alone."""
+    return node.kind == "loss"
+
+
+def inner(node: Node) -> bool:
+    """The functional terms: the curvature of every map but the loss."""
+    return node.kind != "loss"
+
+
+class Batch(NamedTuple):
+    """A part of the data: its share of the mean loss, and the constants of the graph that are its own."""
+
+    share: float = 1.0
+    constants: Mapping[str, Tensor] = {}
+
+
+class Curvature:
+    """Loss, gradient and Hessian of ``graph`` at ``leaves`` (parameters and constants by name).
+
+    With ``batches``, everything is of the mean ``sum_j share_j loss_j`` over them; parts that fit the processor's cache
+    are faster than one large batch.  Tangents and products are mappings from parameter name to a tensor of the
+    parameter's shape, or of that shape behind one leading axis ``k`` for several at once.
+    """
+
+    @torch.no_grad()
+    def __init__(self, graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch] = (Batch(),)) -> None:
+        for name, shape in graph.parameters.items():
+            if name not in leaves:
+                raise InputError(f"no value for the parameter {name}")
+            if leaves[name].shape != shape:
+                raise InputError(f"{name} has shape {tuple(leaves[name].shape)}, not {shape}")
+        self.graph = graph
+        self.leaves = leaves
+        self.points = [chain.Point(graph, {**leaves, **part.constants}, share=part.share) for part in batches]
+        self.loss = torch.stack([point.output * point.share for point in self.points]).sum()
+        bundle = _total(point.bend() for point in self.points)
+        self.gradient = {
+            name: bundle[graph.index[name]][0] if graph.index[name] in bundle else torch.zeros_like(leaves[name])
+            for name in graph.parameters
+        }
+
+    @property
+    def parameters(self) -> list[str]:
+        return list(self.graph.parameters)
+
+    @torch.no_grad()
+    def hvp(
+        self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None, terms: Terms | None = None
+    ) -> dict[str, Tensor]:
+        """``(H v)[rows]`` for a ``v`` that is zero outside the blocks in ``tangent``; by default every row.
+
+        ``terms`` restricts the sum (1) to the nodes for which it is true.
+        """
+        rows = self.parameters if rows is None else rows
+        seeds, single = self._seeds(tangent)
+        wanted, curved = self.graph.positions(rows), self._curved(terms)
+        bundle = _total(chain.product(point, seeds, wanted, curved) for point in self.points)
+        k = len(next(iter(seeds.values())))
+        products = {}
+        for name in rows:
+            product = bundle.get(self.graph.index[name])
+            if product is None:
+                product = self.leaves[name].new_zeros(k, *self.leaves[name].shape)
+            products[name] = product[0] if single else product
+        return products
+
+    def gauss_newton(self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The outer part of ``hvp``: ``J^T (d^2 loss / d output^2) J v``."""
+        return self.hvp(tangent, rows, outer)
+
+    def functional(self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The rest of ``hvp``: what the maps before the loss cause."""
+        return self.hvp(tangent, rows, inner)
+
+    @torch.no_grad()
+    def attribution(self, tangent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``v^T H v`` split over the maps that cause it, by node name; the parts add up to the whole."""
+        seeds, single = self._seeds(tangent)
+        parts = _total(chain.attribution(point, seeds, self.graph.curved) for point in self.points)
+        return {self.graph.nodes[i].name: part[0] if single else part for i, part in sorted(parts.items())}
+
+    def block(
+        self, rows: str | Sequence[str], columns: str | Sequence[str] | None = None, terms: Terms | None = None
+    ) -> Block:
+        """The block ``H[rows, columns]`` as an operator on flat vectors; ``columns`` defaults to ``rows``."""
+        rows = (rows,) if isinstance(rows, str) else tuple(rows)
+        columns = rows if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+        return Block(self, rows, columns, terms)
+
+    def dense(self, names: Sequence[str] | None = None, terms: Terms | None = None) -> Tensor:
+        """The Hessian by the parameters in ``names`` (all by default) as one matrix; see ``Block.dense``."""
+        return self.block(self.parameters if names is None else names, terms=terms).dense()
+
+    def _seeds(self, tangent: Mapping[str, Tensor]) -> tuple[chain.Bundle, bool]:
+        """The tangents by position, all with their axis ``k``, and whether that axis was added here."""
+        single = all(v.ndim == self.leaves[name].ndim for name, v in tangent.items())
+        return {self.graph.index[name]: v[None] if single else v for name, v in tangent.items()}, single
+
+    def _curved(self, terms: Terms | None) -> frozenset[int]:
+        curved = self.graph.curved
+        return curved if terms is None else frozenset(i for i in curved if terms(self.graph.nodes[i]))
+
+
+def _total(bundles: Iterable[chain.Bundle]) -> chain.Bundle:
+    """The sum of the bundles, each let go once it is added."""
+    total: chain.Bundle = {}
+    for bundle in bundles:
+        for i, part in bundle.items():
+            total[i] = total[i] + part if i in total else part
+    return total
+
+
+@dataclass(frozen=True)
+class Block:
+    """``H[rows, columns]`` on flat vectors: parameters in the order given, each flattened row by row."""
+
+    owner: Curvature
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    terms: Terms | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._size(self.rows), self._size(self.columns)
+
+    def _size(self, names: Sequence[str]) -> int:
+        return sum(self.owner.leaves[name].numel() for name in names)
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """Product with ``(n,)`` or, many at once, ``(n, k)``."""
+        many = vectors if vectors.ndim == 2 else vectors[:, None]
+        out = self.owner.hvp(self.unflatten(many), self.rows, self.terms)
+        flat = torch.cat([out[name].flatten(1) for name in self.rows], 1).T
+        return flat if vectors.ndim == 2 else flat[:, 0]
+
+    def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Columns of ``(n, k)`` as tangents by name."""
+        shapes = {name: self.owner.leaves[name].shape for name in self.columns}
+        parts = vectors.T.split([prod(shape) for shape in shapes.values()], 1)
+        return {name: part.reshape(-1, *shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+    @property
+    def at_once(self) -> int:
+        """How many tangents a product should carry: as many as keep its widest array within the cache."""
+        return max(1, CACHED_ELEMENTS // max(point.widest for point in self.owner.points))
+
+    def dense(self) -> Tensor:
+        """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory."""
+        (n, m), like = self.shape, self.owner.loss
+        need, free = n * m * like.element_size(), psutil.virtual_memory().available
+        log.info("dense block %d x %d: %.3g GiB", n, m, need / 2**30)
+        if need > free:
+            raise InputError(f"a dense block of {n} x {m} needs {need / 2**30:.1f} GiB; {free / 2**30:.1f} are free")
+        matrix = like.new_empty(n, m)
+        for columns in torch.arange(m).split(self.at_once):
+            basis = like.new_zeros(m, len(columns))
+            basis[columns, torch.arange(len(columns))] = 1
+            matrix[:, columns] = self @ basis
+        return matrix

@@ -1,0 +1,92 @@
+"""A model as a graph of maps: the structure alone, without values and without derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from hesscore.component import Component
+
+
+@dataclass(frozen=True)
+class Node:
+    """A leaf (no component) or a map applied to earlier nodes, given by their positions."""
+
+    name: str
+    component: Component | None = None
+    sources: tuple[int, ...] = ()
+    shape: tuple[int, ...] | None = None
+    """The declared shape of a parameter; ``None`` for constants and maps."""
+
+    @property
+    def kind(self) -> str | None:
+        """What the node's curvature is booked under: one of ``component.KINDS``, or ``None`` if it has none."""
+        return self.component.kind if self.component else None
+
+
+class Graph:
+    """Nodes in topological order.  The last one is the output; a leaf used twice is a shared weight."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.index: dict[str, int] = {}
+
+    def parameter(self, name: str, shape: tuple[int, ...]) -> int:
+        """Add a leaf that has derivatives and return its position."""
+        return self._append(Node(name, shape=shape))
+
+    def constant(self, name: str) -> int:
+        """Return the position of a leaf that never moves (ids, masks, targets), adding it at its first use."""
+        return self.index[name] if name in self.index else self._append(Node(name))
+
+    def apply(self, name: str, component: Component, *sources: int) -> int:
+        """Add ``component`` applied to the nodes at ``sources`` and return its position."""
+        return self._append(Node(name, component, sources))
+
+    def _append(self, node: Node) -> int:
+        if node.name in self.index:
+            raise ValueError(f"two nodes are named {node.name}")
+        self.index[node.name] = len(self.nodes)
+        self.nodes.append(node)
+        return self.index[node.name]
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every parameter, in the order of the graph."""
+        return {node.name: node.shape for node in self.nodes if node.shape is not None}
+
+    @property
+    def parameter_positions(self) -> frozenset[int]:
+        return frozenset(i for i, node in enumerate(self.nodes) if node.shape is not None)
+
+    @property
+    def constants(self) -> list[str]:
+        return [node.name for node in self.nodes if node.component is None and node.shape is None]
+
+    @property
+    def curved(self) -> frozenset[int]:
+        """The nodes with curvature of their own: the terms of identity (1)."""
+        return frozenset(i for i, node in enumerate(self.nodes) if node.kind)
+
+    def downstream(self, roots: Set[int]) -> set[int]:
+        """The nodes that depend on one of ``roots``, these included."""
+        reached = set(roots)
+        for i, node in enumerate(self.nodes):
+            if not reached.isdisjoint(node.sources):
+                reached.add(i)
+        return reached
+
+    def upstream(self, targets: Set[int]) -> set[int]:
+        """The nodes that one of ``targets`` depends on, these included."""
+        reached = set(targets)
+        for i in range(len(self.nodes) - 1, -1, -1):
+            if i in reached:
+                reached.update(self.nodes[i].sources)
+        return reached
+
+    def sources(self, nodes: Iterable[int]) -> set[int]:
+        """The arguments of ``nodes``."""
+        return {source for i in nodes for source in self.nodes[i].sources}
+
+    def positions(self, names: Iterable[str]) -> set[int]:
+        return {self.index[name] for name in names}
