@@ -13,10 +13,12 @@ Gauss-Newton part, the functional part, or the part that one map causes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
 
+from hesscore.component import Cotangents
 from hesscore.graph import Graph
 
 Bundle = dict[int, Tensor]
@@ -31,7 +33,7 @@ class Point:
     """
 
     def __init__(
-        self, graph: Graph, leaves: Mapping[str, Tensor], watch: Set[str] = frozenset(), share: float = 1.0
+        self, graph: Graph, leaves: Mapping[str, Tensor], share: float = 1.0, watch: Set[str] = frozenset()
     ) -> None:
         self.graph = graph
         self.share = share
@@ -121,22 +123,26 @@ def cotangents(
     live = graph.downstream(wanted)
     arrived: Bundle = {} if seed is None else {len(graph.nodes) - 1: seed}
 
-    def deliver(sources: tuple[int, ...], parts: tuple[Tensor | None, ...]) -> None:
-        for source, part in zip(sources, parts, strict=False):
-            if part is not None:
-                arrived[source] = arrived[source] + part if source in arrived else part
-
     for i in sorted(live - wanted, reverse=True):
         node, kept = graph.nodes[i], point.kept[i]
         assert node.component is not None
         needs = [source in live for source in node.sources]
-        if moved is not None and i in curved:
+        own: Cotangents = ()
+        passed: Cotangents = ()
+        if moved and i in curved:
             motion = [moved.get(source) for source in node.sources]
             if any(tangent is not None for tangent in motion):
-                deliver(node.sources, node.component.curvature(kept, point.bent[i], motion, needs))
+                own = node.component.curvature(kept, point.bent[i], motion, needs)
         if i in arrived:
             cotangent = arrived.pop(i)
+            passed = node.component.vjp(kept, cotangent, needs)
             if bend and node.kind:
                 point.bent[i] = node.component.bend(kept, cotangent[0])
-            deliver(node.sources, node.component.vjp(kept, cotangent, needs))
+        for source, first, second in zip_longest(node.sources, own, passed):
+            if first is not None and second is not None:
+                # Curvature is a fresh tensor, and among the largest of the sweep: it takes the rest in.
+                first.add_(second)
+            part = second if first is None else first
+            if part is not None:
+                arrived[source] = arrived[source] + part if source in arrived else part
     return arrived

@@ -76,7 +76,10 @@ class Component(ABC):
         return delta
 
     def curvature(self, kept: Any, bent: Any, tangents: Tangents, needs: Needs) -> Cotangents:
-        """Return ``<delta, D^2 f>`` applied to the tangents: one cotangent for each leading argument."""
+        """Return ``<delta, D^2 f>`` applied to the tangents, one cotangent for each leading argument.
+
+        They are new tensors, which the caller may write to.
+        """
         raise TypeError(f"{type(self).__name__} is linear: it has no curvature")
 
     @abstractmethod

@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -32,8 +33,8 @@ from hesscore.graph import Graph, Node
 Terms = Callable[[Node], bool]
 """Which nodes of identity (1) to sum over."""
 
-CACHED_ELEMENTS = 2**19
-"""Elements of the largest array that a product should pass over: 4 MiB in float64."""
+CACHED_ELEMENTS = 2**18
+"""Elements of the largest array that a product should pass over: 2 MiB in float64."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,6 @@ class Curvature:
     parameter's shape, or of that shape behind one leading axis ``k`` for several at once.
     """
 
-    @torch.no_grad()
     def __init__(self, graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch] = (Batch(),)) -> None:
         for name, shape in graph.parameters.items():
             if name not in leaves:
@@ -71,10 +71,13 @@ class Curvature:
             if leaves[name].shape != shape:
                 raise InputError(f"{name} has shape {tuple(leaves[name].shape)}, not {shape}")
         self.graph = graph
-        self.leaves = leaves
-        self.points = [chain.Point(graph, {**leaves, **part.constants}, share=part.share) for part in batches]
+        self.leaves = {name: leaf.detach() for name, leaf in leaves.items()}
+        self._pool = _pool(len(batches))
+        self.points = list(
+            self._pool.map(lambda part: chain.Point(graph, {**self.leaves, **part.constants}, part.share), batches)
+        )
         self.loss = torch.stack([point.output * point.share for point in self.points]).sum()
-        bundle = _total(point.bend() for point in self.points)
+        bundle = self._total(chain.Point.bend)
         self.gradient = {
             name: bundle[graph.index[name]][0] if graph.index[name] in bundle else torch.zeros_like(leaves[name])
             for name in graph.parameters
@@ -84,7 +87,6 @@ class Curvature:
     def parameters(self) -> list[str]:
         return list(self.graph.parameters)
 
-    @torch.no_grad()
     def hvp(
         self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None, terms: Terms | None = None
     ) -> dict[str, Tensor]:
@@ -95,7 +97,7 @@ class Curvature:
         rows = self.parameters if rows is None else rows
         seeds, single = self._seeds(tangent)
         wanted, curved = self.graph.positions(rows), self._curved(terms)
-        bundle = _total(chain.product(point, seeds, wanted, curved) for point in self.points)
+        bundle = self._total(lambda point: chain.product(point, seeds, wanted, curved))
         k = len(next(iter(seeds.values())))
         products = {}
         for name in rows:
@@ -113,11 +115,10 @@ class Curvature:
         """The rest of ``hvp``: what the maps before the loss cause."""
         return self.hvp(tangent, rows, inner)
 
-    @torch.no_grad()
     def attribution(self, tangent: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``v^T H v`` split over the maps that cause it, by node name; the parts add up to the whole."""
         seeds, single = self._seeds(tangent)
-        parts = _total(chain.attribution(point, seeds, self.graph.curved) for point in self.points)
+        parts = self._total(lambda point: chain.attribution(point, seeds, self.graph.curved))
         return {self.graph.nodes[i].name: part[0] if single else part for i, part in sorted(parts.items())}
 
     def block(
@@ -132,6 +133,14 @@ class Curvature:
         """The Hessian by the parameters in ``names`` (all by default) as one matrix; see ``Block.dense``."""
         return self.block(self.parameters if names is None else names, terms=terms).dense()
 
+    def _total(self, sweep: Callable[[chain.Point], chain.Bundle]) -> chain.Bundle:
+        """The sum of ``sweep`` over the points, always in their order: threads do not change a digit."""
+        total: chain.Bundle = {}
+        for bundle in self._pool.map(sweep, self.points):
+            for i, part in bundle.items():
+                total[i] = total[i] + part if i in total else part
+        return total
+
     def _seeds(self, tangent: Mapping[str, Tensor]) -> tuple[chain.Bundle, bool]:
         """The tangents by position, all with their axis ``k``, and whether that axis was added here."""
         single = all(v.ndim == self.leaves[name].ndim for name, v in tangent.items())
@@ -142,13 +151,13 @@ class Curvature:
         return curved if terms is None else frozenset(i for i in curved if terms(self.graph.nodes[i]))
 
 
-def _total(bundles: Iterable[chain.Bundle]) -> chain.Bundle:
-    """The sum of the bundles, each let go once it is added."""
-    total: chain.Bundle = {}
-    for bundle in bundles:
-        for i, part in bundle.items():
-            total[i] = total[i] + part if i in total else part
-    return total
+def _pool(parts: int) -> ThreadPoolExecutor:
+    """One thread a part, up to torch's number, each with its fair share of them.
+
+    Most operations are too small to be split over threads; parts of the data are not.
+    """
+    workers = min(parts, torch.get_num_threads())
+    return ThreadPoolExecutor(workers, "hess", torch.set_num_threads, (torch.get_num_threads() // workers,))
 
 
 @dataclass(frozen=True)

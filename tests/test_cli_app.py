@@ -13,9 +13,7 @@ HESS = shutil.which("hess", path=str(Path(sys.executable).parent)) or "hess"
 
 
 def run(*command, **environment):
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 def run_raising(statement, **environment):
@@ -103,8 +101,6 @@ def test_interrupt_is_130():
 def test_a_closed_pipe_is_quiet():
     read_end, write_end = os.pipe()
     os.close(read_end)
-    result = subprocess.run(
-        [HESS, "--help"], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
-    )
+    result = subprocess.run([HESS, "--help"], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")

@@ -1,0 +1,35 @@
+"""Trained models from files: read safely, and checked before anything is computed.
+
+One file a family; importing this package imports every file in it, and so registers every family.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from hesscore.checkpoints.family import Checkpoint, Family
+from hesscore.checkpoints.files import examine, naming
+from hesscore.checkpoints.reading import read
+from hesscore.checkpoints.tensors import listed
+from hesscore.errors import InputError
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Checkpoint", "load"]
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Read a checkpoint of any known family.
+
+    Nothing in the file is executed, and nothing is made up for what it lacks: whatever is wrong with it is an
+    ``InputError`` of one line.
+    """
+    with naming(path):
+        file = examine(path)
+        content = read(file)
+        for family in Family.registry.values():
+            if family.recognises(content):
+                return family.checkpoint(content, file.size, file.sha256())
+        known = "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
+        raise InputError(f"of no known family: only {known} so far; its keys are {listed(content)}")

@@ -1,0 +1,60 @@
+"""Files that a user names: what can be said of one before its format is known."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hesscore.errors import InputError
+
+
+@dataclass(frozen=True)
+class File:
+    """A regular file that is not empty; ``head`` is how it begins, ``size`` is in bytes."""
+
+    path: Path
+    size: int
+    head: bytes
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        with self.path.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+
+def examine(path: str | Path) -> File:
+    """Look at a file without reading it all; ``InputError`` where there is nothing to read."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            inside = sorted(path.iterdir(), key=lambda child: (child.suffix != ".pt", child.name))
+            advice = f": name a file in it, such as {inside[0].name}" if inside else " with nothing in it"
+            raise InputError(f"a folder{advice}")
+        if not path.is_file():  # opening a pipe would wait for its writer
+            raise InputError("not a regular file")
+        with path.open("rb") as stream:
+            head = stream.read(64)
+    except FileNotFoundError:
+        raise InputError("no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not head:
+        raise InputError("empty")
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise InputError("a Git LFS pointer, not the file that it stands for: run git lfs pull")
+    return File(path, size, head)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Put the name of the file before what is wrong with it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error

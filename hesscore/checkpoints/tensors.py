@@ -1,0 +1,97 @@
+"""What is asked of tensors from a file that nobody vouches for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hesscore.errors import InputError
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def plain(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """The items of a dictionary from a file, as a plain dictionary.
+
+    A pickle may give an ``OrderedDict`` attributes, so ``mapping.items`` need not be the method of that name.
+    """
+    return dict(dict.items(mapping))
+
+
+def dense(state: dict[Any, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict by name; ``InputError`` unless all are ordinary: strided and in memory."""
+    tensors = {}
+    for name, value in plain(state).items():
+        if not isinstance(name, str):
+            raise InputError(f"a state dict has text for keys, not type {type(name).__name__}")
+        if type(value) not in (Tensor, torch.nn.Parameter):
+            raise InputError(f"{short(name)} is of type {type(value).__name__}, not a tensor")
+        strided = value.layout == torch.strided and not value.is_nested
+        if not strided or value.is_quantized or value.device.type != "cpu":
+            kind = f"{value.layout}, {value.dtype}, on {value.device}".replace("torch.", "")
+            raise InputError(f"{short(name)} is not an ordinary tensor ({kind}): save it dense, in float32")
+        # By the class, and for its fresh tensor: a pickle may give a tensor attributes, too.
+        tensors[name] = Tensor.detach(value)
+    return tensors
+
+
+def check_memory(tensors: Mapping[str, Tensor], size: int) -> None:
+    """Refuse tensors that overlap, or that take more memory than a file of ``size`` bytes can fill.
+
+    The shapes and strides in a file may state anything.  After this, no step takes more time or memory than
+    the file's size warrants.
+    """
+    taken: Counter[int] = Counter()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        taken[memory.data_ptr()] += tensor.nbytes
+        if taken[memory.data_ptr()] > memory.nbytes():
+            raise InputError(f"{short(name)} shares its memory with other weights or itself: save a clone of it")
+    if taken.total() > size:
+        raise InputError(f"its tensors are {taken.total()} bytes, the file only {size}: save it again, whole")
+
+
+def check_names(found: Iterable[str], expected: Iterable[str]) -> None:
+    """Refuse missing and unexpected tensors, naming some."""
+    there, wanted = dict.fromkeys(found), dict.fromkeys(expected)
+    missing = [name for name in wanted if name not in there]
+    surplus = [name for name in there if name not in wanted]
+    faults = [f"{len(missing)} missing: {listed(missing)}"] if missing else []
+    faults += [f"{len(surplus)} unexpected: {listed(surplus)}"] if surplus else []
+    if faults:
+        raise InputError(f"not the tensors of its architecture; {'; '.join(faults)}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise InputError(f"{name} has shape {tuple(tensor.shape)}; its architecture asks for {shape}")
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in FLOATS:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"{short(name)} holds {kind} values: save it in float32, as weights are real numbers")
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse NaN and infinity, saying how many there are."""
+    wrong = tensor.numel() - int(tensor.isfinite().sum())
+    if wrong:
+        raise InputError(f"{name} is NaN or infinite in {wrong} of {tensor.numel()} places: no curvature there")
+
+
+def listed(keys: Iterable[object], most: int = 4) -> str:
+    """The first few keys, and how many more there are; ``none`` if there are none."""
+    names = list(keys)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(map(short, names[:most])) or "none") + rest
+
+
+def short(key: object, most: int = 80) -> str:
+    """A key from a file, cut to a length that a message can carry."""
+    name = key if isinstance(key, str) else f"<{type(key).__name__}>"
+    return name if len(name) <= most else f"{name[:most]}..."

@@ -1,0 +1,203 @@
+"""Token files: which tokens are scored, each exactly once, and what is refused."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from hesscore.errors import InputError, UsageError
+from hesscore.inputs import check_vocabulary, cut, read_data, read_tokens, windows
+
+
+def written(folder, ids, name="data.npy"):
+    path = folder / name
+    if path.suffix == ".npy":
+        np.save(path, np.asarray(ids))
+    else:
+        np.asarray(ids, dtype="<u2").tofile(path)
+    return path
+
+
+def test_bin_is_uint16_little_endian(tmp_path):
+    path = tmp_path / "val.bin"
+    path.write_bytes(bytes([1, 0, 0, 1, 255, 255]))
+    ids = read_tokens(path)
+    assert (ids.tolist(), ids.dtype) == ([1, 256, 65535], torch.int64)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i2", ">i4", "<i8", "<u8"])
+@pytest.mark.parametrize("ids", [[3, 1, 2], [[3, 1], [2, 0]]])
+def test_npy_of_every_integer_type(tmp_path, ids, kind):
+    read = read_tokens(written(tmp_path, np.array(ids, dtype=kind)))
+    assert (read.tolist(), read.dtype) == (ids, torch.int64)
+
+
+def test_npy_in_fortran_order(tmp_path):
+    ids = np.arange(6).reshape(2, 3)
+    assert read_tokens(written(tmp_path, np.asfortranarray(ids))).tolist() == ids.tolist()
+
+
+def test_windows_of_a_text():
+    tokens, targets = windows(torch.arange(10, 18), 3)
+    assert tokens.tolist() == [[10, 11, 12], [13, 14, 15], [16, 0, 0]]
+    assert targets.tolist() == [[11, 12, 13], [14, 15, 16], [17, -100, -100]]
+
+
+def test_windows_of_rows_do_not_cross_rows():
+    tokens, targets = windows(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), 2)
+    assert tokens.tolist() == [[1, 2], [3, 0], [5, 6], [7, 0]]
+    assert targets.tolist() == [[2, 3], [4, -100], [6, 7], [8, -100]]
+
+
+def test_windows_that_fit_are_not_padded():
+    tokens, targets = windows(torch.arange(7), 3)
+    assert (tokens.shape, int((targets == -100).sum())) == ((2, 3), 0)
+
+
+def test_a_short_text_is_one_short_window():
+    tokens, targets = windows(torch.tensor([7, 8, 9]), 128)
+    assert (tokens.tolist(), targets.tolist()) == ([[7, 8]], [[8, 9]])
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 7, 100])
+@pytest.mark.parametrize("size", [2, 3, 8, 29])
+def test_every_next_token_is_scored_once(size, length):
+    ids = torch.arange(100, 100 + size)
+    tokens, targets = windows(ids, length)
+    scored = targets != -100
+    assert targets[scored].tolist() == ids[1:].tolist()
+    assert tokens[scored].tolist() == ids[:-1].tolist()
+    assert scored.any(1).all()
+
+
+def test_cut_scores_the_first_and_drops_what_is_left_unscored():
+    tokens, targets = cut(*windows(torch.arange(10, 18), 3), 4)
+    assert tokens.tolist() == [[10, 11, 12], [13, 14, 15]]
+    assert targets.tolist() == [[11, 12, 13], [14, -100, -100]]
+
+
+@pytest.mark.parametrize("name", ["data.bin", "data.npy"])
+def test_read_data_scores_all_by_default(tmp_path, name):
+    path = written(tmp_path, [1, 2, 3, 4], name)
+    data = read_data(path, vocab=5, length=2)
+    assert (data.tokens.tolist(), data.targets.tolist()) == ([[1, 2], [3, 0]], [[2, 3], [4, -100]])
+    assert (data.scored, data.notes) == (3, [])
+    assert data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_read_data_cuts_and_says_so(tmp_path):
+    data = read_data(written(tmp_path, [1, 2, 3, 4, 9], "data.bin"), vocab=5, length=2, max_tokens=3)
+    assert data.targets.tolist() == [[2, 3], [4, -100]]  # the 9 is not looked at
+    assert (data.scored, data.notes) == (3, ["only the first 3 of 4 tokens are scored"])
+
+
+def test_read_data_cuts_rows_in_order(tmp_path):
+    rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    data = read_data(written(tmp_path, rows), vocab=10, length=2, max_tokens=3)
+    assert data.targets.tolist() == [[2, 3], [5, -100]]
+    assert (data.scored, data.notes) == (3, ["only the first 3 of 6 tokens are scored"])
+
+
+def test_read_data_beyond_the_end_is_no_cut(tmp_path):
+    data = read_data(written(tmp_path, [1, 2, 3]), vocab=5, length=2, max_tokens=100)
+    assert (data.scored, data.notes) == (2, [])
+
+
+def test_max_tokens_is_a_setting():
+    with pytest.raises(UsageError, match="max_tokens is 0: at least one token must be scored"):
+        read_data("unread.bin", 5, 2, max_tokens=0)
+
+
+def refusal(path, vocab=100):
+    with pytest.raises(InputError) as caught:
+        read_data(path, vocab, 8)
+    assert caught.value.code == 3
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_ids_beyond_the_vocabulary_are_named(tmp_path):
+    path = written(tmp_path, [1, 2, 65, 64], "data.bin")
+    expected = "token 65 at position 2 is beyond the vocabulary of 65: another model's?"
+    assert refusal(path, vocab=65) == expected
+    path = written(tmp_path, [[1, 2], [3, 104]])
+    expected = "token 104 at row 1, position 1 is beyond the vocabulary of 100: another model's?"
+    assert refusal(path) == expected
+    check_vocabulary(torch.tensor([64]), 65)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, 2, -3], "token -3 at position 2 is not an id: negative, or too large for int64"),
+        (
+            np.array([1, 2**64 - 1], dtype=np.uint64),
+            "token -1 at position 1 is not an id: negative, or too large for int64",
+        ),
+        ([1.0, 2.0], "holds float64 values, not integer token ids"),
+        ([True, False], "holds bool values, not integer token ids"),
+        (["a", "b"], "holds <U1 values, not integer token ids"),
+        ([5], "has shape (1,): (T,) or (B, T) is read, with T of 2 or more"),
+        ([[5], [6]], "has shape (2, 1): (T,) or (B, T) is read, with T of 2 or more"),
+        (np.zeros((0, 5), int), "has shape (0, 5): (T,) or (B, T) is read, with T of 2 or more"),
+        (np.zeros(0, int), "has shape (0,): (T,) or (B, T) is read, with T of 2 or more"),
+        (np.zeros((2, 2, 2), int), "has shape (2, 2, 2): (T,) or (B, T) is read, with T of 2 or more"),
+        (5, "has shape (): (T,) or (B, T) is read, with T of 2 or more"),
+    ],
+)
+def test_arrays_that_are_no_tokens(tmp_path, ids, message):
+    assert refusal(written(tmp_path, ids)) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.bin", b"", "empty"),
+        ("data.bin", b"\1\0\2", "3 bytes, an odd number, are not uint16 ids: cut short?"),
+        ("data.bin", b"\1\0", "has shape (1,): (T,) or (B, T) is read, with T of 2 or more"),
+        ("data.bin", b"\x93NUMPY\1\0", "a .npy file by its content: rename it"),
+        (
+            "data.bin",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer, not the file that it stands for: run git lfs pull",
+        ),
+        ("data.txt", b"words", "not a token file: .bin (uint16, as nanoGPT writes it) and .npy are read"),
+    ],
+)
+def test_files_that_are_no_tokens(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert refusal(path) == message
+
+
+def test_missing_files_and_folders(tmp_path):
+    assert refusal(tmp_path / "none.bin") == "no such file"
+    assert refusal(tmp_path) == "a folder with nothing in it"
+
+
+def test_npy_files_that_are_not_sound(tmp_path):
+    whole = written(tmp_path, range(1000)).read_bytes()
+    path = tmp_path / "broken.npy"
+    for content in (b"words", whole[:5], whole[:100], whole[:-1], b"PK\x03\x04" + whole):
+        path.write_bytes(content)
+        message = refusal(path)
+        assert message.startswith("not a sound .npy file of numbers: ")
+        assert "\n" not in message
+
+
+class Canary:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_npy_of_objects_is_refused_and_runs_nothing(tmp_path):
+    canary = tmp_path / "canary"
+    path = tmp_path / "data.npy"
+    np.save(path, np.array([Canary(str(canary))], dtype=object), allow_pickle=True)
+    assert refusal(path).startswith("not a sound .npy file of numbers: ")
+    assert not canary.exists()
+    np.load(path, allow_pickle=True)
+    assert canary.exists()  # so it was a canary
