@@ -8,6 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
+def on_terminal() -> bool:
+    """Whether a person reads stdout."""
+    return sys.stdout.isatty()
+
+
+def show(*lines: str) -> None:
+    """Print lines of a report on stdout."""
+    for line in lines:
+        print(_printable(line))
+
+
 def message(text: str) -> None:
     """Print one line on stderr."""
     print(_printable(text), file=sys.stderr)
@@ -15,11 +26,10 @@ def message(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short."""
-    on_terminal = sys.stdout.isatty()
     records = [list(row) for row in rows]
-    cells = [[_cell(value, rounded=on_terminal) for value in record] for record in records]
+    cells = [[_cell(value, rounded=on_terminal()) for value in record] for record in records]
     numeric = [all(isinstance(record[i], int | float | None) for record in records) for i in range(len(columns))]
-    (_rich_table if on_terminal else _plain_table)(columns, cells, numeric)
+    (_rich_table if on_terminal() else _plain_table)(columns, cells, numeric)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Eigenvalues and traces of symmetric operators that are known by their products alone."""
