@@ -13,7 +13,7 @@ from hesscore.component import KINDS
 from hesscore.curvature import Curvature
 from hesscore.errors import UsageError
 from hesscore.problem import Problem
-from hesscore.spectrum.ends import EXACT_UP_TO, NotFinite, ends
+from hesscore.spectrum.ends import EXACT_UP_TO, NonFiniteError, ends
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ def _row(problem: Problem, curvature: Curvature, name: str, seed: int, tolerance
     rng = torch.Generator().manual_seed(seed ^ crc32(name.encode()))
     try:
         found = ends(block, tolerance, rng)
-    except NotFinite:
+    except NonFiniteError:
         return _noted(row, "a product with the Hessian is not finite")
     causes = dict.fromkeys(KINDS, 0.0)
-    kinds = {node.name: node.kind for node in problem.graph.nodes}
+    kinds = {node.name: node.kind or "" for node in problem.graph.nodes}
     for node, part in curvature.attribution(block.unflatten(found.vectors[:, 1:])).items():
         causes[kinds[node]] += float(part)
     (lowest, highest), (lowest_error, highest_error) = found.values, found.errors

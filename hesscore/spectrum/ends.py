@@ -19,7 +19,7 @@ MAX_STEPS = 200
 PROBES = 16
 
 
-class NotFinite(ArithmeticError):
+class NonFiniteError(ArithmeticError):
     """A product with the block overflowed or is not a number."""
 
 
@@ -27,8 +27,8 @@ class NotFinite(ArithmeticError):
 class Ends:
     """Smallest and largest eigenvalue, as Rayleigh quotients ``values`` of the unit ``vectors (n, 2)``.
 
-    An error is the residual norm ``|H v - lambda v|``, which bounds the distance to the nearest eigenvalue of a symmetric
-    ``H``, plus, where the block was formed whole, ``|H - H^T|/2``: the rounding of its products, measured.
+    An error is the residual norm ``|H v - lambda v|``, which bounds the distance to the nearest eigenvalue of a
+    symmetric ``H``, plus, where the block was formed whole, ``|H - H^T|/2``: the rounding of its products, measured.
     """
 
     values: tuple[float, float]
@@ -71,7 +71,7 @@ def _iterated(block: Block, tolerance: float, rng: Generator) -> Ends:
 
 def _finite(products: Tensor) -> Tensor:
     if not torch.isfinite(products).all():
-        raise NotFinite
+        raise NonFiniteError
     return products
 
 

@@ -20,8 +20,8 @@ class Trace(NamedTuple):
 def deflated_hutchinson(product: Product, krylov: Krylov, probes: int, at_once: int, rng: Generator) -> Trace:
     """``tr A = tr(Q^T A Q) + E[z^T P A P z]`` over random signs ``z``, with ``P = I - Q Q^T`` and ``Q`` from Lanczos.
 
-    The first term is known exactly; only the rest, from which the outlying eigenvalues are gone, is sampled.  ``Q`` does
-    not depend on the probes, so the estimate is unbiased.
+    The first term is known exactly; only the rest, from which the outlying eigenvalues are gone, is sampled.  ``Q``
+    does not depend on the probes, so the estimate is unbiased.
     """
     q, inside = krylov.basis, float(krylov.diagonal.sum())
     if len(q) == q.shape[1]:
