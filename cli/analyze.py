@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import Components, Csv, Dtype, Json, Layers, MaxTokens, Quiet, Seed, Tokens
-from .render import message, on_terminal, progress, show, table
+from .render import Measured, message, on_terminal, progress, show, table
 
 if TYPE_CHECKING:
     from hesscore.analysis import Row
     from hesscore.report import Report
+
+
+CAUSES = ("loss", "softmax", "norm", "activation", "product")
 
 
 def analyze(
@@ -73,49 +76,42 @@ def _show(report: Report) -> None:
 
     problem = report.problem
     spec, count = problem.spec, sum(weight.numel() for weight in problem.parameters.values())
-    kind = problem.provenance.get("family", "spec")
-    show(f"{problem.source}: {kind}, {spec.layers} layers, d_model {spec.d_model}, {count:,} parameters")
-    what = "cross entropy" if spec.vocab else "squared error"
-    show(f"loss {report.loss:.6g}: mean {what} over {problem.scored:,} scored tokens of {problem.provenance['data']}")
-    sharpest = sorted((row for row in report.rows if row.lambda_max), key=lambda row: -(row.lambda_max or 0))[:3]
+    family, what = problem.provenance.get("family", "spec"), "cross entropy" if spec.vocab else "squared error"
+    show(
+        f"{problem.source}: {family}, {spec.layers} layers, d_model {spec.d_model}, {count:,} parameters",
+        f"loss {report.loss:.6g}: mean {what} over {problem.scored:,} scored tokens, {problem.provenance['data']}",
+        "",
+    )
+    sharpest = sorted((row for row in report.rows if row.gauss_newton_share), key=lambda row: -(row.lambda_max or 0))
     if sharpest:
-        show("", "sharpest blocks, and what causes their lambda_max:")
-        for row in sharpest:
-            show(f"  {row.name:28} {_within(row.lambda_max, row.lambda_max_error):>20}   {_causes(row)}")
-    show("")
-    if on_terminal():
-        columns = ("block", "|weight|", "|grad|", "lambda_max", "lambda_min", "trace", "caused by", "note")
-        table(columns, [_summary(row) for row in report.rows])
-    else:
+        show("sharpest blocks, and what causes their lambda_max, in percent:")
+        for row in sharpest[:3]:
+            show(f"  {row.name:26} {Measured(row.lambda_max, row.lambda_max_error)!s:>9}   {_causes(row)}")
+        show("")
+    if not on_terminal():
         frame = report.frame
         table(COLUMNS, frame.astype(object).where(frame.notna(), None).to_numpy().tolist())
-
-
-def _summary(row: Row) -> list[object]:
-    return [
-        row.name,
-        row.weight_norm,
-        row.grad_norm,
-        _within(row.lambda_max, row.lambda_max_error),
-        _within(row.lambda_min, row.lambda_min_error),
-        _within(row.trace, row.trace_stderr),
-        _causes(row),
-        row.note,
-    ]
-
-
-def _within(value: float | None, error: float | None) -> str:
-    return "-" if value is None or error is None else f"{value:.4g} ± {error:.1g}"
+        return
+    table(
+        ("block", "|grad|", "lambda_max", "lambda_min", "trace", "caused by (%)"),
+        [
+            (
+                row.name.removeprefix("blocks."),
+                Measured(row.grad_norm),
+                Measured(row.lambda_max, row.lambda_max_error),
+                Measured(row.lambda_min, row.lambda_min_error),
+                Measured(row.trace, row.trace_stderr),
+                _causes(row) if row.gauss_newton_share else "",
+            )
+            for row in report.rows
+        ],
+    )
+    show("(n) is the error of the last digit; where there is none, every digit holds.")
+    show(*(f"{row.name}: {row.note}" for row in report.rows if row.note))
 
 
 def _causes(row: Row) -> str:
-    """The sources of ``lambda_max`` in percent, largest first, those below one percent left out."""
-    if not row.lambda_max or row.gauss_newton_share is None:
-        return "-"
-    parts = {
-        kind: 100 * part / row.lambda_max
-        for kind in ("loss", "softmax", "norm", "activation", "product")
-        if (part := getattr(row, f"from_{kind}")) is not None
-    }
+    """What causes ``lambda_max``, in percent, the largest first; parts below one percent are left out."""
+    parts = {kind: 100 * getattr(row, f"from_{kind}") / row.lambda_max for kind in CAUSES}
     order = sorted(parts, key=lambda kind: -abs(parts[kind]))
-    return ", ".join(f"{kind} {parts[kind]:.0f} %" for kind in order if abs(parts[kind]) >= 1)
+    return ", ".join(f"{kind} {parts[kind]:.0f}" for kind in order if abs(parts[kind]) >= 1)

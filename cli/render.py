@@ -6,6 +6,35 @@ rich is loaded only where a terminal is there to show it; it honours ``NO_COLOR`
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil, floor, isfinite, log10
+from typing import NamedTuple
+
+
+class Measured(NamedTuple):
+    """A number with its error, shown to four digits: ``2.374(3)`` is 2.374 within 0.003, ``2.374`` within half a digit.
+
+    Errors are rounded up.
+    """
+
+    value: float | None
+    error: float | None = 0.0
+
+    def __str__(self) -> str:
+        if self.value is None or self.error is None:
+            return "-"
+        if not (isfinite(self.value) and isfinite(self.error)):
+            return f"{self.value:g} ± {self.error:g}"
+        size = max(abs(self.value), self.error)
+        exponent = floor(log10(size)) if size else 0
+        shift = 0 if -4 < exponent < 6 else exponent
+        value, error = self.value / 10.0**shift, self.error / 10.0**shift
+        last = exponent - shift - 3  # the decimal place of the fourth digit
+        doubt = ""
+        if error > 0.5 * 10.0**last:
+            last = max(last, floor(log10(error)))
+            doubt = f"({ceil(error / 10.0**last - 1e-9) * 10 ** max(last, 0)})"
+        power = f"e{shift:+03d}" if shift else ""
+        return f"{round(value, -last):.{max(-last, 0)}f}{doubt}{power}"
 
 
 def on_terminal() -> bool:
@@ -28,7 +57,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short."""
     records = [list(row) for row in rows]
     cells = [[_cell(value, rounded=on_terminal()) for value in record] for record in records]
-    numeric = [all(isinstance(record[i], int | float | None) for record in records) for i in range(len(columns))]
+    number = int | float | Measured | None
+    numeric = [all(isinstance(record[i], number) for record in records) for i in range(len(columns))]
     (_rich_table if on_terminal() else _plain_table)(columns, cells, numeric)
 
 
@@ -78,9 +108,9 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bo
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD)
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column, right in zip(columns, numeric, strict=True):
-        grid.add_column(column, justify="right" if right else "left", overflow="fold")
+        grid.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
     for line in cells:
         grid.add_row(*map(Text, line))  # Text, because a plain str would be read as rich's markup
     Console().print(grid)
