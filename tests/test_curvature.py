@@ -1,0 +1,273 @@
+"""The door for library users: sums over sources, blocks, several tangents, and what a product costs."""
+
+import logging
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from hesscore.component import KINDS, Component
+from hesscore.curvature import Batch, Curvature
+from hesscore.errors import InputError
+from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model
+from tests import reference
+
+SPEC = Spec(d_model=4, d_ff=3, layers=2, heads=2, vocab=5, gated=True, positions="learned", seq_len=4)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Curvature:
+    weights, data = reference.draw(SPEC, padding=1)
+    return Curvature(model(SPEC), inputs(SPEC, **data) | weights)
+
+
+@pytest.fixture(scope="module")
+def hessian(ours):
+    return ours.dense()
+
+
+def directions(curvature, k=3, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(k, *shape, generator=rng, dtype=torch.float64)
+        for name, shape in curvature.graph.parameters.items()
+    }
+
+
+def flat(tangents):
+    return torch.cat([t.flatten(1) for t in tangents.values()], 1)
+
+
+def distance(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+# --- what adds up ---
+
+
+def test_the_hessian_is_symmetric(hessian):
+    assert distance(hessian, hessian.T) < 1e-14
+
+
+def test_every_kind_of_source_alone_adds_up_to_the_whole(ours, hessian):
+    parts = [ours.dense(terms=lambda node, kind=kind: node.kind == kind) for kind in KINDS]
+    assert all(part.any() for part in parts)
+    assert distance(sum(parts), hessian) < 1e-14
+
+
+def test_every_node_alone_adds_up_to_the_whole(ours, hessian):
+    names = [ours.graph.nodes[i].name for i in sorted(ours.graph.curved)]
+    parts = [ours.dense(terms=lambda node, name=name: node.name == name) for name in names]
+    assert distance(sum(parts), hessian) < 1e-14
+
+
+def test_gauss_newton_and_functional_add_up_to_the_whole(ours):
+    v = directions(ours)
+    outer, inner, whole = ours.gauss_newton(v), ours.functional(v), ours.hvp(v)
+    for name in v:
+        assert (outer[name] + inner[name] - whole[name]).norm() <= 1e-14 * flat(whole).norm()
+
+
+def test_attribution_splits_the_quadratic_form_over_its_sources(ours, hessian):
+    v = directions(ours)
+    caused = ours.attribution(v)
+    x = flat(v)
+    torch.testing.assert_close(sum(caused.values()), ((x @ hessian) * x).sum(1), rtol=1e-13, atol=0)
+    assert set(caused) == {ours.graph.nodes[i].name for i in ours.graph.curved}
+    for name, part in caused.items():
+        alone = flat(ours.hvp(v, terms=lambda node, name=name: node.name == name))
+        torch.testing.assert_close(part, (alone * x).sum(1), rtol=1e-12, atol=1e-13)
+
+
+def test_attribution_of_one_block_counts_only_what_it_moves(ours):
+    v = {"blocks.1.mlp.down.weight": directions(ours)["blocks.1.mlp.down.weight"]}
+    caused = ours.attribution(v)
+    assert {name for name, part in caused.items() if part.any()} == {"final_norm", "loss"}
+    block = ours.block("blocks.1.mlp.down.weight").dense()
+    x = flat(v)
+    torch.testing.assert_close(sum(caused.values()), ((x @ block) * x).sum(1), rtol=1e-13, atol=0)
+
+
+# --- shapes ---
+
+
+def test_several_tangents_at_once_are_one_by_one(ours):
+    v = directions(ours)
+    together, attributed = ours.hvp(v), ours.attribution(v)
+    for k in range(3):
+        one = {name: t[k] for name, t in v.items()}
+        for name, product in ours.hvp(one).items():
+            assert product.shape == ours.leaves[name].shape
+            torch.testing.assert_close(product, together[name][k], rtol=1e-12, atol=1e-15)
+        for name, part in ours.attribution(one).items():
+            torch.testing.assert_close(part, attributed[name][k], rtol=1e-12, atol=1e-15)
+
+
+def test_rows_and_columns_are_a_slice(ours, hessian):
+    rows, columns = ["head.weight", "blocks.0.attn.k.weight"], ["blocks.1.norm1.bias", "embed.token.weight"]
+    offsets, place = {}, 0
+    for name, shape in ours.graph.parameters.items():
+        size = torch.Size(shape).numel()
+        offsets[name] = range(place, place + size)
+        place += size
+    i, j = ([k for name in names for k in offsets[name]] for names in (rows, columns))
+    block = ours.block(rows, columns)
+    assert block.shape == (len(i), len(j))
+    assert distance(block.dense(), hessian[i][:, j]) < 1e-14
+    assert distance(ours.dense(rows), hessian[i][:, i]) < 1e-14
+
+    matrix = torch.randn(len(j), 2, dtype=torch.float64)
+    assert distance(block @ matrix, hessian[i][:, j] @ matrix) < 1e-14
+    assert distance(block @ matrix[:, 0], hessian[i][:, j] @ matrix[:, 0]) < 1e-14
+
+
+def test_what_is_not_in_the_data_has_no_curvature():
+    weights, data = reference.draw(SPEC)
+    data["data"].fill_(1)
+    curvature = Curvature(model(SPEC), inputs(SPEC, **data) | weights)
+    row = directions(curvature)["embed.token.weight"]
+    row[:, 1] = 0
+    assert not flat(curvature.hvp({"embed.token.weight": row})).any()
+    assert not curvature.gradient["embed.token.weight"][[0, *range(2, 5)]].any()
+
+
+def test_float32_is_as_good_as_float32_can_be(ours):
+    single = {name: x.float() if x.is_floating_point() else x for name, x in ours.leaves.items()}
+    curvature = Curvature(ours.graph, single)
+    v = directions(ours)
+    product = curvature.hvp({name: t.float() for name, t in v.items()})
+    assert {t.dtype for t in product.values()} == {torch.float32}
+    assert 1e-8 < distance(flat(product).double(), flat(ours.hvp(v))) < 1e-5
+
+
+def test_batches_of_unequal_size_are_weighed_by_what_they_score():
+    """Three rows, one of them padded, as one batch and as two."""
+    weights, data = reference.draw(SPEC, batch=3, padding=2)
+    graph, whole = model(SPEC), inputs(SPEC, **data) | weights
+    parts = [inputs(SPEC, **{name: x[rows] for name, x in data.items()}) for rows in (slice(1), slice(1, 3))]
+    total = int(data["keep"].sum())
+    batches = [Batch(int(part["weights"].sum()) / total, part) for part in parts]
+    once, split = Curvature(graph, whole), Curvature(graph, whole, batches)
+    assert [batch.share for batch in batches] == [2 / 10, 8 / 10]
+    assert distance(split.loss, once.loss) < 1e-14
+    assert distance(split.dense(), once.dense()) < 1e-14
+    v = directions(once)
+    for name, part in split.attribution(v).items():
+        torch.testing.assert_close(part, once.attribution(v)[name], rtol=1e-12, atol=1e-14)
+    for name, gradient in split.gradient.items():
+        torch.testing.assert_close(gradient, once.gradient[name], rtol=1e-12, atol=1e-15)
+
+
+# --- what is refused ---
+
+
+def test_a_missing_or_misshapen_parameter_is_named(ours):
+    name = "blocks.0.mlp.up.weight"
+    with pytest.raises(InputError, match=f"no value for the parameter {name}"):
+        Curvature(ours.graph, {key: value for key, value in ours.leaves.items() if key != name})
+    with pytest.raises(InputError, match=rf"{name} has shape \(3, 4\), not \(4, 3\)"):
+        Curvature(ours.graph, {**ours.leaves, name: ours.leaves[name].T})
+
+
+def test_a_dense_block_is_announced_and_refused_beyond_free_memory(ours, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "hesscore.curvature")
+    ours.block("blocks.0.norm1.bias", "head.weight").dense()
+    assert "dense block 4 x 20" in caplog.text
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100))
+    with pytest.raises(InputError, match="4 x 20"):
+        ours.block("blocks.0.norm1.bias", "head.weight").dense()
+
+
+# --- what a product costs ---
+
+
+@pytest.fixture
+def visits(ours, monkeypatch):
+    """The nodes at which ``jvp``, ``vjp`` and ``curvature`` were called, in order, by the method's name."""
+    nodes = {id(kept): node.name for kept, node in zip(ours.points[0].kept, ours.graph.nodes, strict=True)}
+    visited: dict[str, list[str]] = {"jvp": [], "vjp": [], "curvature": []}
+    inside: list[str] = []  # RMSNorm.vjp calls its jvp
+
+    def recording(method, original):
+        def call(self, kept, *args):
+            if not inside:
+                visited[method].append(nodes[id(kept)])
+            inside.append(method)
+            result = original(self, kept, *args)
+            inside.pop()
+            return result
+
+        return call
+
+    for cls in Component.registry.values():
+        for method in visited.keys() & vars(cls).keys():
+            monkeypatch.setattr(cls, method, recording(method, vars(cls)[method]))
+    return visited
+
+
+def test_a_late_block_costs_only_what_lies_between_it_and_the_loss(ours, visits):
+    name = "blocks.1.mlp.down.weight"
+    ours.hvp({name: directions(ours)[name]}, [name])
+    between = ["down", "down.shift", "residual2", "final_norm", "final_norm.gain", "final_norm.shift", "head"]
+    between = [f"blocks.1.mlp.{node}" for node in between[:2]] + ["blocks.1.residual2", *between[3:]]
+    assert visits["jvp"] == between
+    assert visits["vjp"] == between[::-1]
+    assert visits["curvature"] == ["loss", "head", "final_norm.gain", "final_norm", "blocks.1.mlp.down"]
+
+
+def test_an_early_block_leaves_out_what_is_beside_it(ours, visits):
+    name = "blocks.0.attn.q.weight"
+    ours.hvp({name: directions(ours)[name]}, [name])
+    pushed = set(visits["jvp"])
+    assert {"blocks.0.attn.scores", "blocks.0.attn.softmax", "blocks.1.norm1", "head"} <= pushed
+    beside = {"embed.token", "embed.sum", "blocks.0.norm1", "blocks.0.norm1.gain", "blocks.0.attn.k", "blocks.0.attn.v"}
+    assert not pushed & beside
+    assert not set(visits["vjp"]) & beside
+
+
+def test_a_block_off_the_diagonal_costs_what_each_side_needs(ours, visits):
+    first, last = "blocks.0.norm1.weight", "blocks.1.mlp.down.weight"
+    ours.hvp({last: directions(ours)[last]}, [first])
+    assert visits["jvp"][0] == "blocks.1.mlp.down"
+    assert visits["vjp"][-1] == "blocks.0.norm1.gain"
+
+
+def test_a_source_that_does_not_reach_the_rows_costs_nothing(ours, visits):
+    product = ours.hvp(directions(ours), ["head.weight"], lambda node: node.name == "blocks.0.attn.softmax")
+    assert not any(visits.values())
+    assert not product["head.weight"].any()
+
+
+def test_the_gauss_newton_part_bends_at_the_loss_alone(ours, visits):
+    ours.gauss_newton(directions(ours))
+    assert visits["curvature"] == ["loss"]
+
+
+def test_products_leave_no_memory_behind_and_need_no_autograd():
+    program = """
+import gc, psutil, torch
+from hesscore.curvature import Curvature
+from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model, parameters
+
+torch.set_num_threads(1)
+spec = Spec(d_model=32, d_ff=128, layers=2, heads=4, vocab=50, seq_len=64, batch=8)
+tokens = torch.randint(50, (8, 64), generator=torch.Generator().manual_seed(0))
+curvature = Curvature(model(spec), inputs(spec, tokens, tokens.roll(-1, 1)) | parameters(spec))
+rss = psutil.Process().memory_info
+for i in range(120):
+    if i == 20:
+        before = rss().rss
+    v = curvature.hvp(curvature.gradient)
+gc.collect()
+tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+print(rss().rss - before, len(tensors) > 50, any(x.requires_grad for x in tensors))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    grown, seen, attached = run.stdout.split()
+    assert int(grown) < 10 * 2**20  # a hundred products are 22 MiB, were they kept
+    assert (seen, attached) == ("True", "False")
