@@ -13,7 +13,6 @@ Gauss-Newton part, the functional part, or the part that one map causes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -127,22 +126,19 @@ def cotangents(
         node, kept = graph.nodes[i], point.kept[i]
         assert node.component is not None
         needs = [source in live for source in node.sources]
-        own: Cotangents = ()
-        passed: Cotangents = ()
-        if moved and i in curved:
-            motion = [moved.get(source) for source in node.sources]
-            if any(tangent is not None for tangent in motion):
-                own = node.component.curvature(kept, point.bent[i], motion, needs)
-        if i in arrived:
-            cotangent = arrived.pop(i)
-            passed = node.component.vjp(kept, cotangent, needs)
+        motion = [moved.get(source) for source in node.sources] if moved and i in curved else []
+        cotangent = arrived.pop(i, None)
+        parts: Cotangents = ()
+        if any(tangent is not None for tangent in motion):
+            if cotangent is None:
+                parts = node.component.curvature(kept, point.bent[i], motion, needs)
+            else:
+                parts = node.component.pull(kept, cotangent, point.bent[i], motion, needs)
+        elif cotangent is not None:
+            parts = node.component.vjp(kept, cotangent, needs)
             if bend and node.kind:
                 point.bent[i] = node.component.bend(kept, cotangent[0])
-        for source, first, second in zip_longest(node.sources, own, passed):
-            if first is not None and second is not None:
-                # Curvature is a fresh tensor, and among the largest of the sweep: it takes the rest in.
-                first.add_(second)
-            part = second if first is None else first
+        for source, part in zip(node.sources, parts, strict=False):
             if part is not None:
                 arrived[source] = arrived[source] + part if source in arrived else part
     return arrived

@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import torch
@@ -76,11 +77,14 @@ class Component(ABC):
         return delta
 
     def curvature(self, kept: Any, bent: Any, tangents: Tangents, needs: Needs) -> Cotangents:
-        """Return ``<delta, D^2 f>`` applied to the tangents, one cotangent for each leading argument.
-
-        They are new tensors, which the caller may write to.
-        """
+        """Return ``<delta, D^2 f>`` applied to the tangents, one new tensor for each leading argument."""
         raise TypeError(f"{type(self).__name__} is linear: it has no curvature")
+
+    def pull(self, kept: Any, cotangent: Tensor, bent: Any, tangents: Tangents, needs: Needs) -> Cotangents:
+        """Return ``vjp`` plus ``curvature``: what a node hands down in the backward sweep of a product."""
+        passed = self.vjp(kept, cotangent, needs)
+        own = self.curvature(kept, bent, tangents, needs)
+        return tuple(p if o is None or p is None else o.add_(p) for o, p in zip_longest(own, passed))
 
     @abstractmethod
     def norms(self, kept: Any) -> Norms:

@@ -11,8 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, randn
-
-K = "Z"  # the einsum letter of the axis that carries several tangents at once
+from hesscore.contraction import K, contract
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,10 @@ class Product(Component):
         a, b = operands.split(",")
         return a, b, y
 
-    def contract(self, left: str, x: Tensor, right: str, y: Tensor, out: str) -> Tensor:
+    def contract(self, left: str, x: Tensor, right: str, y: Tensor, out: str, onto: Tensor | None = None) -> Tensor:
         if self.scale != 1.0:  # the smaller operand is never larger than the result
             x, y = (x * self.scale, y) if x.numel() <= y.numel() else (x, y * self.scale)
-        return torch.einsum(f"{left},{right}->{out}", x, y)
+        return contract(left, x, right, y, out, onto)
 
     def value(self, a: Tensor, b: Tensor) -> tuple[Tensor, Any]:
         left, right, out = self.terms
@@ -48,14 +47,14 @@ class Product(Component):
         (a, b), (da, db), (left, right, out) = kept, tangents, self.terms
         if db is None:
             return self.contract(K + left, da, right, b, K + out)
-        turned = self.contract(left, a, K + right, db, K + out)
-        return turned if da is None else turned.add_(self.contract(K + left, da, right, b, K + out))
+        moved = None if da is None else self.contract(K + left, da, right, b, K + out)
+        return self.contract(left, a, K + right, db, K + out, moved)
 
-    def vjp(self, kept: Any, cotangent: Tensor, needs: Needs) -> Cotangents:
+    def vjp(self, kept: Any, cotangent: Tensor, needs: Needs, onto: Cotangents = (None, None)) -> Cotangents:
         (a, b), (left, right, out) = kept, self.terms
         return (
-            self.contract(K + out, cotangent, right, b, K + left) if needs[0] else None,
-            self.contract(left, a, K + out, cotangent, K + right) if needs[1] else None,
+            self.contract(K + out, cotangent, right, b, K + left, onto[0]) if needs[0] else None,
+            self.contract(left, a, K + out, cotangent, K + right, onto[1]) if needs[1] else None,
         )
 
     def curvature(self, kept: Any, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
@@ -64,6 +63,9 @@ class Product(Component):
             self.contract(out, bent, K + right, db, K + left) if needs[0] and db is not None else None,
             self.contract(K + left, da, out, bent, K + right) if needs[1] and da is not None else None,
         )
+
+    def pull(self, kept: Any, cotangent: Tensor, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
+        return self.vjp(kept, cotangent, needs, self.curvature(kept, bent, tangents, needs))
 
     def norms(self, kept: Any) -> Norms:
         """``|dY/dA| = |c| |B|_2`` (over the batch, the largest) and the other way round; curvature ``|c|``."""
