@@ -42,7 +42,9 @@ def analyze(
 
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance {tolerance}: give a number between 0 and 1")
-    check_writable([csv, json])
+    if csv is not None and csv == json:
+        raise UsageError(f"--csv and --json cannot both write to {'stdout' if csv == '-' else csv}")
+    check_writable([csv, json], [source, tokens])
     started = monotonic()
     problem = open_problem(source, tokens, dtype, seed, max_tokens)
     names = select(problem, layers, components)
@@ -61,12 +63,11 @@ def analyze(
         report.skipped = dict.fromkeys(names[len(report.rows) :], "interrupted")
         message(f"interrupted: {len(report.rows)} of {len(names)} blocks are finished")
     report.duration = monotonic() - started
-    if "-" not in (csv, json):
+    outputs = {path: text for path, text in ((csv, report.to_csv), (json, report.to_json)) if path is not None}
+    for path in sorted(outputs, key="-".__eq__):  # stdout last: its reader may leave early, and that ends hess
+        write(path, outputs[path]())
+    if "-" not in outputs:
         _show(report)
-    if csv is not None:
-        write(csv, report.to_csv())
-    if json is not None:
-        write(json, report.to_json())
     if report.skipped:
         raise typer.Exit(130)
 
@@ -111,7 +112,7 @@ def _show(report: Report) -> None:
 
 
 def _causes(row: Row) -> str:
-    """What causes ``lambda_max``, in percent, the largest first; parts below one percent are left out."""
+    """What causes ``lambda_max``, in percent: the three largest parts, and none below one percent."""
     parts = {kind: 100 * getattr(row, f"from_{kind}") / row.lambda_max for kind in CAUSES}
-    order = sorted(parts, key=lambda kind: -abs(parts[kind]))
+    order = sorted(parts, key=lambda kind: -abs(parts[kind]))[:3]
     return ", ".join(f"{kind} {parts[kind]:.0f}" for kind in order if abs(parts[kind]) >= 1)
