@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +61,7 @@ def analyze(
                 report.rows.append(row)
                 advance(cost(problem, row.name))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once is enough, and what follows is short
         report.skipped = dict.fromkeys(names[len(report.rows) :], "interrupted")
         message(f"interrupted: {len(report.rows)} of {len(names)} blocks are finished")
     report.duration = monotonic() - started

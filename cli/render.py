@@ -109,8 +109,11 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bo
     from rich.text import Text
 
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column, right in zip(columns, numeric, strict=True):
-        grid.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    console = Console()
+    for i, (column, right) in enumerate(zip(columns, numeric, strict=True)):
+        widest = max(len(line[i]) for line in [list(columns), *cells])
+        whole = right or (i == 0 and widest <= console.width // 3)  # a name is broken only if it crowds out the rest
+        grid.add_column(column, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for line in cells:
         grid.add_row(*map(Text, line))  # Text, because a plain str would be read as rich's markup
-    Console().print(grid)
+    console.print(grid)

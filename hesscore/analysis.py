@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from hesscore.component import KINDS
 from hesscore.curvature import Curvature
@@ -20,8 +21,8 @@ from hesscore.spectrum.ends import EXACT_UP_TO, NonFiniteError, ends
 class Row:
     """The curvature of one parameter block: the block of the Hessian by this parameter alone.
 
-    ``lambda_max`` and ``lambda_min`` are its algebraically largest and smallest eigenvalues (Rayleigh quotients), their
-    errors the residual norms ``|H v - lambda v|``; ``from_*`` splits ``lambda_max`` over the maps that cause it.
+    ``lambda_max`` and ``lambda_min`` are its algebraically largest and smallest eigenvalues (Rayleigh quotients) with
+    their errors (see ``Ends``); ``from_*`` splits ``lambda_max`` over the maps that cause it.
     ``None`` is a number that could not be had; ``note`` says why.
     """
 
@@ -71,7 +72,8 @@ def select(problem: Problem, layers: str | None = None, components: str | None =
         if any(fnmatchcase(component, glob) for glob in globs):
             names.append(name)
     if not names:
-        known = sorted({place(name)[1] for name in problem.graph.parameters})
+        within = [place(name)[:2] for name in problem.graph.parameters]
+        known = sorted({component for layer, component in within if wanted is None or layer in wanted})
         raise UsageError(f"--components {components} matches nothing among {', '.join(known)}")
     return names
 
@@ -82,9 +84,10 @@ def _layers(text: str, count: int) -> set[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--layers {text}: layers are given as 0,3-5")
-        chosen |= set(range(int(first), int(last or first) + 1))
-    if not chosen or max(chosen) >= count:
-        raise UsageError(f"--layers {text}: the model has layers 0 to {count - 1}")
+        start, end = int(first), int(last or first)
+        if not start <= end < count:
+            raise UsageError(f"--layers {text}: the model has layers 0 to {count - 1}")
+        chosen |= set(range(start, end + 1))
     return chosen
 
 
@@ -102,8 +105,8 @@ def analyze(
 ) -> Iterator[Row]:
     """One row for each parameter in ``names``, in turn.
 
-    An eigenvalue has converged when its residual is within ``tolerance`` times the block's spectral norm.  What is
-    drawn for a block depends on ``seed`` and its name alone: it is the same whatever else is selected.
+    A row has converged when the errors of its eigenvalues are within ``tolerance`` times the block's spectral norm.
+    What is drawn for a block depends on ``seed`` and its name alone: it is the same whatever else is selected.
     """
     for name in names:
         yield _row(problem, curvature, name, seed, tolerance)
@@ -127,8 +130,8 @@ def _row(problem: Problem, curvature: Curvature, name: str, seed: int, tolerance
         tensor=problem.tensors.get(name, name),
         shape=tuple(weight.shape),
         n_params=weight.numel(),
-        weight_norm=float(weight.norm()),
-        grad_norm=float(curvature.gradient[name].norm()),
+        weight_norm=_norm(weight),
+        grad_norm=_norm(curvature.gradient[name]),
         note="also the head (tied)" if name == "embed.token.weight" and problem.spec.tied else "",
     )
     block = curvature.block(name)
@@ -157,11 +160,15 @@ def _row(problem: Problem, curvature: Curvature, name: str, seed: int, tolerance
         from_activation=causes["activation"],
         from_product=causes["product"],
     )
-    if max(abs(lowest), abs(highest)) <= highest_error:
+    if found.flat:
         return _noted(row, "no curvature beyond rounding")
     if highest > highest_error:
         row = replace(row, gauss_newton_share=causes["loss"] / highest)
     return row if found.converged else _noted(row, "not converged")
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))  # float32 sums of millions lose digits
 
 
 def _noted(row: Row, note: str) -> Row:

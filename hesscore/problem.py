@@ -72,6 +72,10 @@ def open_problem(
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}")
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"--seed {seed}: give a number from 0 to 2^64 - 1")
+    if max_tokens is not None and tokens is None:
+        raise UsageError("--max-tokens needs --tokens: drawn data are scored whole")
     if Path(source).suffix in SPEC_SUFFIXES:
         if tokens is not None:
             raise UsageError(f"{source} is a spec: its input is drawn from the seed, so --tokens has no meaning")

@@ -72,14 +72,26 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def check_writable(paths: Sequence[str | None]) -> None:
-    """Refuse, before any work, a path that could not be written at the end."""
+def check_writable(paths: Sequence[str | None], inputs: Sequence[str | None] = ()) -> None:
+    """Refuse, before any work, a path that could not be written at the end, or that would overwrite an input."""
+    read = {Path(path).resolve() for path in inputs if path is not None}
     for path in paths:
         if path is None or path == "-":
             continue
-        folder = Path(path).resolve().parent
-        if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        target = Path(path).resolve()
+        if target in read:
+            raise UsageError(f"{path}: is an input, and would be overwritten")
+        if target.is_dir():
+            raise UsageError(f"{path}: cannot be written: a folder")
+        if not _may_write(path, target):
             raise UsageError(f"{path}: cannot be written: no such folder, or no right to write there")
+
+
+def _may_write(path: str, target: Path) -> bool:
+    if _is_stream(path):
+        return os.access(path, os.W_OK)
+    there = [target.parent, target] if target.exists() else [target.parent]
+    return target.parent.is_dir() and all(os.access(place, os.W_OK) for place in there)
 
 
 def write(path: str, text: str) -> None:
@@ -87,13 +99,22 @@ def write(path: str, text: str) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
-    partial = f"{path}.{os.getpid()}.partial"
+    target = Path(path).resolve()  # a link stays one
+    partial = f"{target}.{os.getpid()}.partial"
     try:
+        if _is_stream(path):
+            Path(path).write_text(text, encoding="utf-8")
+            return
         with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(partial, path)
+        os.replace(partial, target)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         if os.path.exists(partial):
             os.unlink(partial)
+
+
+def _is_stream(path: str) -> bool:
+    """Whether there is a pipe or a device, which is written to and not replaced: ``/dev/null`` must stay what it is."""
+    return os.path.exists(path) and not os.path.isfile(path)

@@ -28,5 +28,5 @@ def deflated_hutchinson(product: Product, krylov: Krylov, probes: int, at_once: 
         return Trace(inside, 0.0)
     signs = torch.randint(2, (q.shape[1], probes), generator=rng).to(q) * 2 - 1
     outside = signs - q.T @ (q @ signs)
-    samples = torch.cat([(part * product(part)).sum(0) for part in outside.split(at_once, 1)])
+    samples = torch.cat([(part * product(part)).sum(0, dtype=torch.float64) for part in outside.split(at_once, 1)])
     return Trace(inside + float(samples.mean()), float(samples.std() / probes**0.5))
