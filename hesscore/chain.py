@@ -37,6 +37,7 @@ class Point:
         self.graph = graph
         self.share = share
         self.widest = 0
+        self.leaves = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
         self.kept: list[Any] = []
         self.bent: dict[int, Any] = {}
         self.watched: dict[str, Tensor] = {}
@@ -55,6 +56,22 @@ class Point:
                 if last_use[source] == i:
                     del values[source]
         self.output = values[len(graph.nodes) - 1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that stay occupied for the products, leaves aside."""
+        sizes: dict[int, int] = {}
+
+        def count(kept: Any) -> None:
+            if isinstance(kept, Tensor):
+                storage = kept.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+            elif isinstance(kept, tuple):
+                for part in kept:
+                    count(part)
+
+        count((*self.kept, *self.bent.values()))
+        return sum(size for address, size in sizes.items() if address not in self.leaves)
 
     def gradient(self, wanted: Set[int]) -> Bundle:
         """``share * d output / d leaf`` for the leaves in ``wanted``, each with a leading axis of one."""

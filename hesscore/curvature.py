@@ -73,9 +73,14 @@ class Curvature:
         self.graph = graph
         self.leaves = {name: leaf.detach() for name, leaf in leaves.items()}
         self._pool = _pool(len(batches))
-        self.points = list(
-            self._pool.map(lambda part: chain.Point(graph, {**self.leaves, **part.constants}, part.share), batches)
-        )
+
+        def point(part: Batch) -> chain.Point:
+            return chain.Point(graph, {**self.leaves, **part.constants}, part.share)
+
+        first = point(batches[0])
+        # The gradients that are kept too are about as large as the values, and the first part is the largest.
+        _check_memory(2 * first.nbytes * len(batches), f"{len(batches)} parts of the data")
+        self.points = [first, *self._pool.map(point, batches[1:])]
         self.loss = torch.stack([point.output * point.share for point in self.points]).sum()
         bundle = self._total(chain.Point.bend)
         self.gradient = {
@@ -151,6 +156,14 @@ class Curvature:
         return curved if terms is None else frozenset(i for i in curved if terms(self.graph.nodes[i]))
 
 
+def _check_memory(need: int, what: str) -> None:
+    """Say what is about to be taken, and refuse what is not free."""
+    free = psutil.virtual_memory().available
+    log.info("%s: %.3g GiB", what, need / 2**30)
+    if need > free:
+        raise InputError(f"{what} would take {need / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free")
+
+
 def _pool(parts: int) -> ThreadPoolExecutor:
     """One thread a part, up to torch's number, each with its fair share of them.
 
@@ -197,10 +210,7 @@ class Block:
     def dense(self) -> Tensor:
         """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory."""
         (n, m), like = self.shape, self.owner.loss
-        need, free = n * m * like.element_size(), psutil.virtual_memory().available
-        log.info("dense block %d x %d: %.3g GiB", n, m, need / 2**30)
-        if need > free:
-            raise InputError(f"a dense block of {n} x {m} needs {need / 2**30:.1f} GiB; {free / 2**30:.1f} are free")
+        _check_memory(n * m * like.element_size(), f"a dense block of {n} x {m}")
         matrix = like.new_empty(n, m)
         for columns in torch.arange(m).split(self.at_once):
             basis = like.new_zeros(m, len(columns))

@@ -21,6 +21,9 @@ from hesscore.wiring.model import inputs, model, parameters
 DOUBLE_UP_TO = 5_000_000
 """Parameters up to which float64 is the default precision."""
 
+MAX_TOKENS = 4096
+"""Next tokens that are scored by default: time and memory grow with them, and a file may hold millions."""
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 SPEC_SUFFIXES = (".yaml", ".yml")
@@ -66,9 +69,9 @@ def open_problem(
 ) -> Problem:
     """Resolve a checkpoint or a YAML spec.
 
-    ``tokens`` is a ``.bin`` or ``.npy`` file, of which the first ``max_tokens`` next tokens are scored; without it, or
-    for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models up to ``DOUBLE_UP_TO`` parameters,
-    else float32, unless it is given.
+    ``tokens`` is a ``.bin`` or ``.npy`` file, of which the first ``max_tokens`` (by default ``MAX_TOKENS``) next tokens
+    are scored; without it, or for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models up to
+    ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}")
@@ -96,7 +99,7 @@ def open_problem(
         provenance["data"] = f"drawn from seed {seed}"
     else:
         assert spec.vocab is not None
-        read = read_data(tokens, spec.vocab, spec.seq_len, max_tokens)
+        read = read_data(tokens, spec.vocab, spec.seq_len, MAX_TOKENS if max_tokens is None else max_tokens)
         data, target, scored = read.tokens, read.targets, read.scored
         provenance |= {"data": str(tokens), "data_sha256": read.sha256}
         notes += read.notes

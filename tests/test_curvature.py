@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+from hesscore import chain
 from hesscore.component import KINDS, Component
 from hesscore.curvature import Batch, Curvature
 from hesscore.errors import InputError
@@ -175,7 +176,7 @@ def test_a_missing_or_misshapen_parameter_is_named(ours):
 def test_a_dense_block_is_announced_and_refused_beyond_free_memory(ours, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "hesscore.curvature")
     ours.block("blocks.0.norm1.bias", "head.weight").dense()
-    assert "dense block 4 x 20" in caplog.text
+    assert "dense block of 4 x 20" in caplog.text
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100))
     with pytest.raises(InputError, match="4 x 20"):
@@ -271,3 +272,18 @@ print(rss().rss - before, len(tensors) > 50, any(x.requires_grad for x in tensor
     grown, seen, attached = run.stdout.split()
     assert int(grown) < 10 * 2**20  # a hundred products are 22 MiB, were they kept
     assert (seen, attached) == ("True", "False")
+
+
+def test_what_would_not_fit_in_memory_is_refused_with_the_number(ours, monkeypatch):
+    memory = psutil.virtual_memory()._replace(available=1.5 * ours.points[0].nbytes)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    Curvature(ours.graph, ours.leaves, [Batch()])
+    with pytest.raises(InputError, match=r"2 parts of the data would take \d\.\d GiB of memory; \d\.\d are free"):
+        Curvature(ours.graph, ours.leaves, [Batch(0.5), Batch(0.5)])
+
+
+def test_the_memory_of_a_point_is_counted_once_and_without_the_weights(ours):
+    """Between the values that are surely kept and all values and gradients that there are."""
+    values = sum(a.numel() for a in chain.Point(ours.graph, ours.leaves, watch=set(ours.graph.index)).watched.values())
+    weights = sum(leaf.numel() for leaf in ours.leaves.values())
+    assert 0.5 * (values - weights) < ours.points[0].nbytes / 8 < 2 * (values - weights)

@@ -97,6 +97,11 @@ def test_what_is_missing_is_empty_or_null(report):
     assert cells["note"] == broken.note
 
 
+def test_json_never_says_nan(report):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        replace(report, loss=math.nan).to_json()
+
+
 def test_a_report_without_rows_has_its_columns(report):
     nothing = replace(report, rows=[])
     assert nothing.to_csv() == ",".join(COLUMNS) + "\n"

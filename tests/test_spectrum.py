@@ -378,6 +378,19 @@ def test_running_out_of_steps_is_said(monkeypatch):
     assert abs(found.values[1] - 1) <= found.errors[1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_residual_alone_is_no_small_error(seed, monkeypatch):
+    """After eleven steps the residuals of both ends are small; the lower one is at another eigenvalue."""
+    monkeypatch.setattr(module, "MAX_STEPS", 11)
+    values = torch.zeros(2000, dtype=torch.float64)
+    values[: len(HIDDEN["a tail"])] = torch.tensor(HIDDEN["a tail"], dtype=torch.float64)
+    block = block_of(torch.empty(2000, 2000, dtype=torch.float64), lambda v: values[:, None] * v)
+    found = ends(block, 1e-3, generator(seed))
+    assert not found.converged
+    assert found.values[0] + 0.01 <= found.errors[0]
+    assert 1 - found.values[1] <= found.errors[1]
+
+
 def test_the_steps_fit_the_free_memory(monkeypatch):
     n, memory = 1000, psutil.virtual_memory()
     values = torch.tensor(line(-1, 1, n), dtype=torch.float64)
