@@ -37,7 +37,7 @@ class Point:
         self.graph = graph
         self.share = share
         self.widest = 0
-        self.leaves = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
+        self.leaves = leaves
         self.kept: list[Any] = []
         self.bent: dict[int, Any] = {}
         self.watched: dict[str, Tensor] = {}
@@ -71,7 +71,8 @@ class Point:
                     count(part)
 
         count((*self.kept, *self.bent.values()))
-        return sum(size for address, size in sizes.items() if address not in self.leaves)
+        leaves = {leaf.untyped_storage().data_ptr() for leaf in self.leaves.values()}
+        return sum(size for address, size in sizes.items() if address not in leaves)
 
     def gradient(self, wanted: Set[int]) -> Bundle:
         """``share * d output / d leaf`` for the leaves in ``wanted``, each with a leading axis of one."""
