@@ -53,7 +53,7 @@ def verify(
         raise UsageError("--tokens, --max-tokens and --dtype need a SOURCE")
     if csv == json == "-":
         raise UsageError("--csv and --json cannot both write to stdout")
-    check_writable([csv, json])
+    check_writable([csv, json], [source, tokens])
 
     about: dict[str, Any] = {"hess_version": __version__, "torch_version": torch.__version__, "source": source}
     checks: Iterator[Check]
