@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hesscore import chain
-from hesscore.errors import InputError
+from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph, Node
 
 Terms = Callable[[Node], bool]
@@ -100,6 +100,7 @@ class Curvature:
         ``terms`` restricts the sum (1) to the nodes for which it is true.
         """
         rows = self.parameters if rows is None else rows
+        self._check_names(rows)
         seeds, single = self._seeds(tangent)
         wanted, curved = self.graph.positions(rows), self._curved(terms)
         bundle = self._total(lambda point: chain.product(point, seeds, wanted, curved))
@@ -132,6 +133,7 @@ class Curvature:
         """The block ``H[rows, columns]`` as an operator on flat vectors; ``columns`` defaults to ``rows``."""
         rows = (rows,) if isinstance(rows, str) else tuple(rows)
         columns = rows if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+        self._check_names((*rows, *columns))
         return Block(self, rows, columns, terms)
 
     def dense(self, names: Sequence[str] | None = None, terms: Terms | None = None) -> Tensor:
@@ -148,8 +150,23 @@ class Curvature:
 
     def _seeds(self, tangent: Mapping[str, Tensor]) -> tuple[chain.Bundle, bool]:
         """The tangents by position, all with their axis ``k``, and whether that axis was added here."""
+        self._check_names(tangent)
         single = all(v.ndim == self.leaves[name].ndim for name, v in tangent.items())
-        return {self.graph.index[name]: v[None] if single else v for name, v in tangent.items()}, single
+        seeds = {name: v[None] if single else v for name, v in tangent.items()}
+        k = len(next(iter(seeds.values())))
+        for name, v in seeds.items():
+            shape, dtype = self.leaves[name].shape, self.loss.dtype
+            if v.shape != (k, *shape) or v.dtype != dtype:
+                wanted = f"{tuple(shape)} or (k, *{tuple(shape)}), with one k for all, in {dtype}"
+                raise UsageError(f"the tangent of {name} is {tuple(tangent[name].shape)} in {v.dtype}, not {wanted}")
+        return {self.graph.index[name]: v for name, v in seeds.items()}, single
+
+    def _check_names(self, names: Collection[str]) -> None:
+        """Refuse what names no parameter: a graph has other nodes too, whose derivatives are not asked for here."""
+        known = self.graph.parameters
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise UsageError(f"no parameter is named {unknown[0]}" if unknown else "no parameter is named at all")
 
     def _curved(self, terms: Terms | None) -> frozenset[int]:
         curved = self.graph.curved
@@ -191,6 +208,10 @@ class Block:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Product with ``(n,)`` or, many at once, ``(n, k)``."""
+        if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
+            raise UsageError(
+                f"a block of {self.shape} takes ({self.shape[1]},) or ({self.shape[1]}, k), not {tuple(vectors.shape)}"
+            )
         many = vectors if vectors.ndim == 2 else vectors[:, None]
         out = self.owner.hvp(self.unflatten(many), self.rows, self.terms)
         flat = torch.cat([out[name].flatten(1) for name in self.rows], 1).T

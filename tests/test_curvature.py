@@ -11,7 +11,7 @@ import torch
 from hesscore import chain
 from hesscore.component import KINDS, Component
 from hesscore.curvature import Batch, Curvature
-from hesscore.errors import InputError
+from hesscore.errors import InputError, UsageError
 from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
@@ -287,3 +287,42 @@ def test_the_memory_of_a_point_is_counted_once_and_without_the_weights(ours):
     values = sum(a.numel() for a in chain.Point(ours.graph, ours.leaves, watch=set(ours.graph.index)).watched.values())
     weights = sum(leaf.numel() for leaf in ours.leaves.values())
     assert 0.5 * (values - weights) < ours.points[0].nbytes / 8 < 2 * (values - weights)
+
+
+# --- what is refused: nothing is broadcast, cast or guessed ---
+
+
+@pytest.mark.parametrize(
+    ("tangent", "message"),
+    [
+        ({}, "no parameter is named at all"),
+        ({"head": torch.ones(2)}, "no parameter is named head"),
+        ({"blocks.0.norm1.bias": torch.ones(1).double()}, r"blocks.0.norm1.bias is \(1,\)"),
+        ({"blocks.0.norm1.bias": torch.ones(3, 1).double()}, r"blocks.0.norm1.bias is \(3, 1\)"),
+        ({"blocks.0.norm1.bias": torch.ones(4)}, "in torch.float32, not"),
+        ({"blocks.0.norm1.bias": torch.ones(4, dtype=torch.int64)}, "in torch.int64, not"),
+        (
+            {"blocks.0.norm1.bias": torch.ones(4).double(), "blocks.0.norm2.bias": torch.ones(4, 4).double()},
+            r"the tangent of blocks.0.norm1.bias is \(4,\)",
+        ),
+        (
+            {"blocks.0.norm1.bias": torch.ones(2, 4).double(), "blocks.0.norm2.bias": torch.ones(3, 4).double()},
+            r"the tangent of blocks.0.norm2.bias is \(3, 4\)",
+        ),
+    ],
+)
+def test_a_tangent_that_is_not_one_is_refused(ours, tangent, message):
+    for job in ours.hvp, ours.gauss_newton, ours.functional, ours.attribution:
+        with pytest.raises(UsageError, match=message):
+            job(tangent)
+
+
+def test_what_is_no_parameter_has_no_row_and_no_block(ours):
+    tangent = {"blocks.0.norm1.bias": torch.ones(4).double()}
+    for rows in ["blocks.0.norm1"], ["loss"], ["nothing"], []:
+        with pytest.raises(UsageError, match="no parameter is named"):
+            ours.hvp(tangent, rows)
+        with pytest.raises(UsageError, match="no parameter is named"):
+            ours.block(rows)
+    with pytest.raises(UsageError, match=r"takes \(4,\) or \(4, k\), not \(5,\)"):
+        ours.block("blocks.0.norm1.bias") @ torch.ones(5).double()
