@@ -56,3 +56,9 @@ def main() -> None:
             sys.exit(error.code)
         message(f"hess: {type(error).__name__}: {error} (a fault in hess; HESS_DEBUG=1 prints the traceback)")
         sys.exit(HessError.code)
+    except SystemExit as exit:
+        if exit.code == 130:
+            # The interrupt may have struck a thread pool that held its lock: Python's exit would wait for it for ever.
+            sys.stdout.flush()
+            os._exit(130)
+        raise
