@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hesscore.checkpoints.files import File, examine, naming
 from hesscore.errors import InputError, UsageError
+from hesscore.files import File, examine, naming
 
 UNSCORED = -100
 """The target of a position that is not scored."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from hesscore.checkpoints.family import Checkpoint, Family
-from hesscore.checkpoints.files import examine, naming
 from hesscore.checkpoints.reading import read
 from hesscore.checkpoints.tensors import listed
 from hesscore.errors import InputError
+from hesscore.files import examine, naming
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -12,10 +12,10 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 import numpy as np
 import torch
 
-from hesscore.checkpoints.files import File
 from hesscore.checkpoints.pickles import RESAVE, globals_in, wants_code
 from hesscore.checkpoints.tensors import plain
 from hesscore.errors import InputError
+from hesscore.files import File
 
 _SCALAR = np.float64(0).__reduce__()[0]
 _DTYPES = (np.float16, np.float32, np.float64, np.int32, np.int64, np.bool_)
