@@ -101,6 +101,14 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, keepdim=True)
 
 
+def balance(moved: Tensor, peak: Tensor) -> Tensor:
+    """Make ``moved`` sum to zero over the last axis, in place, by its entry at ``peak``, the largest probability.
+
+    Derivatives of probabilities sum to zero.  Where one is nearly 1, rounding hides how its entry balances the others.
+    """
+    return moved.scatter_add_(-1, peak.expand(*moved.shape[:-1], 1), -moved.sum(-1, keepdim=True))
+
+
 def align(tangent: Tensor, ndim: int) -> Tensor:
     """View a tangent ``(k, *shape)`` so that it broadcasts against tangents of tensors with ``ndim`` axes."""
     return tangent.reshape(tangent.shape[0], *(1,) * (ndim - tangent.ndim + 1), *tangent.shape[1:])

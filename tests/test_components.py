@@ -61,8 +61,10 @@ class Case:
         return randn(self.rng, k, *self.y.shape)
 
     def curvature(self, tangents, delta=None, needs=None):
+        """As the chain asks for it: constants have a tangent too, which is zero."""
         bent = self.f.bend(self.kept, self.delta if delta is None else delta)
-        return self.f.curvature(self.kept, bent, tangents, needs or self.needs)
+        still = [None for _ in self.constants]
+        return self.f.curvature(self.kept, bent, [*tangents, *still], [*(needs or self.needs), *map(bool, still)])
 
     @cached_property
     def jacobians(self):
@@ -455,3 +457,23 @@ def test_func_hessian_is_wrong_on_layernorm_and_we_are_not():
     mended = "torch.func.hessian is right on F.layer_norm: say from which version of torch, here and in the docs"
     assert distance(wrong, twice) > 0.01, mended
     assert distance(wrong, wrong.T) > 0.01, mended
+
+
+@pytest.mark.parametrize("gap", [1.0, 40.0, 300.0])
+def test_saturated_probabilities_keep_their_digits(gap):
+    """Of two logits ``gap`` apart, ``J = q (1 - q) [[1, -1], [-1, 1]]`` with ``q = 1/(1 + e^gap)``: no entry is 0."""
+    q = exp(-gap) / (1 + exp(-gap))
+    expected = q * (1 - q) * torch.tensor([[1, -1], [-1, 1]], dtype=torch.float64)
+    logits, unit = torch.tensor([[0.0, gap]], dtype=torch.float64), torch.eye(2, dtype=torch.float64)[:, None]
+
+    softmax, scored = Softmax(), CrossEntropy()
+    kept = softmax.value(logits, torch.ones(1, 1, dtype=torch.bool))[1]
+    torch.testing.assert_close(softmax.jvp(kept, [unit])[:, 0], expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(softmax.vjp(kept, unit, [True])[0][:, 0], expected, rtol=1e-13, atol=0)
+
+    kept = scored.value(logits, torch.tensor([1]), torch.ones(1))[1]
+    (gradient,) = scored.vjp(kept, torch.ones(1, dtype=torch.float64), [True, False, False])
+    torch.testing.assert_close(gradient[0, 0], torch.tensor([q, -q], dtype=torch.float64), rtol=1e-13, atol=0)
+    bent = scored.bend(kept, torch.tensor(1.0, dtype=torch.float64))
+    (curved,) = scored.curvature(kept, bent, [unit, None, None], [True, False, False])
+    torch.testing.assert_close(curved[:, 0], expected, rtol=1e-13, atol=0)

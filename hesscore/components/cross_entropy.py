@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, align, dot, randn
+from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, align, balance, dot, randn
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class CrossEntropy(Component):
         targets = torch.where(scored, targets, 0)[..., None]
         log_p = logits.log_softmax(-1)
         loss = -(weights * log_p.gather(-1, targets)).sum()
-        return loss, (log_p.exp(), targets, weights)
+        return loss, (log_p.exp(), targets, weights, log_p.argmax(-1, keepdim=True))
 
     def gradient(self, kept: Any) -> Tensor:
-        p, targets, weights = kept
+        p, targets, weights, _ = kept
         gradient = p * weights
-        return gradient.scatter_add_(-1, targets, -weights.expand(targets.shape))
+        return balance(gradient.scatter_add_(-1, targets, -weights.expand(targets.shape)), targets)
 
     def jvp(self, kept: Any, tangents: Tangents) -> Tensor:
         dz = tangents[0]
@@ -46,16 +46,16 @@ class CrossEntropy(Component):
         return (align(cotangent, kept[0].ndim) * self.gradient(kept),)
 
     def bend(self, kept: Any, delta: Tensor) -> Tensor:
-        p, _, weights = kept
+        p, _, weights, _ = kept
         return delta * weights * p
 
     def curvature(self, kept: Any, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
-        p, dz = kept[0], tangents[0]
-        return (bent * (dz - dot(p, dz)),)
+        (p, _, _, peak), dz = kept, tangents[0]
+        return (balance(bent * (dz - dot(p, dz)), peak),)
 
     def norms(self, kept: Any) -> Norms:
         """The gradient's norm, and ``max_i w_i |diag(p) - p p^T|``, bounded as in ``Softmax.norms``."""
-        p, _, weights = kept
+        p, _, weights, _ = kept
         spread = torch.minimum(2 * p * (1 - p), p.amax(-1, keepdim=True)).amax(-1)
         return Norms((float(self.gradient(kept).norm()),), {(0, 0): float((weights[..., 0] * spread).max())})
 

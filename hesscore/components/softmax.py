@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, dot, randn
+from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, balance, dot, randn
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,33 @@ class Softmax(Component):
     def value(self, scores: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
         a = scores.masked_fill(~keep, -torch.inf).softmax(-1)
         a = torch.where(keep, a, 0.0)
-        return a, a
+        return a, (a, a.argmax(-1, keepdim=True))
 
-    def jvp(self, a: Any, tangents: Tangents) -> Tensor:
-        return self.apply_jacobian(a, a * tangents[0])
+    def jvp(self, kept: Any, tangents: Tangents) -> Tensor:
+        a, peak = kept
+        return balance(self.apply_jacobian(a, a * tangents[0]), peak)
 
     @staticmethod
     def apply_jacobian(a: Tensor, weighted: Tensor) -> Tensor:
         """``J ds = a ds - a <a, ds>`` from ``a ds``, in place: attention spends its time in passes over this array."""
         return weighted.addcmul_(a, weighted.sum(-1, keepdim=True), value=-1)
 
-    def vjp(self, a: Any, cotangent: Tensor, needs: Needs) -> Cotangents:
-        return (self.jvp(a, (cotangent,)),)
+    def vjp(self, kept: Any, cotangent: Tensor, needs: Needs) -> Cotangents:
+        return (self.jvp(kept, (cotangent,)),)
 
-    def bend(self, a: Any, delta: Tensor) -> Tensor:
-        return delta - dot(a, delta)
+    def bend(self, kept: Any, delta: Tensor) -> Tensor:
+        return delta - dot(kept[0], delta)
 
-    def curvature(self, a: Any, centred: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
-        return (self.apply_jacobian(a, self.jvp(a, tangents).mul_(centred)),)
+    def curvature(self, kept: Any, centred: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
+        return (self.apply_jacobian(kept[0], self.jvp(kept, tangents).mul_(centred)),)
 
-    def norms(self, a: Any) -> Norms:
+    def norms(self, kept: Any) -> Norms:
         """``|J| <= max_i 2 a_i (1 - a_i)`` (Gershgorin) and ``<= max a``.
 
         The curvature is a third cumulant: ``|k3(delta, u, w)| <= max |delta - E delta| sd(u) sd(w)``, where the first
         factor is at most ``max_i |e_i - a|`` and the others together at most ``|J|``.
         """
+        a = kept[0]
         jacobian = torch.minimum(2 * a * (1 - a), a.amax(-1, keepdim=True)).amax(-1)
         reach = (1 - 2 * torch.where(a > 0, a, 1.0).amin(-1) + a.square().sum(-1)).clamp(min=0).sqrt()
         return Norms((float(jacobian.max()),), {(0, 0): float((reach * jacobian).max())})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import hypot
 
 import psutil
 import torch
@@ -19,7 +20,10 @@ MAX_STEPS = 200
 PROBES = 16
 
 ROUNDING = 64
-"""Rounding that may go unseen, over what is seen of it; on trained models it was up to 20."""
+"""Rounding of products that may go unseen, over what is seen of it; on trained models it was up to 20."""
+
+UNSEEN = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""Rounding of the point, which no product shows, over the spectral norm; with saturated attention up to 4e-13."""
 
 
 class NonFiniteError(ArithmeticError):
@@ -32,7 +36,7 @@ class Ends:
 
     An error bounds the distance to the end of the spectrum.  It is the residual norm ``|H v - lambda v|`` or, where
     that is more, what may lie ``beyond`` (see ``Krylov``); plus ``ROUNDING`` times what is seen of rounding, which is
-    how far ``3 H (v/3)`` is from ``H v``.  A block is ``flat`` if there is nothing in it but rounding.
+    how far ``3 H (v/3)`` is from ``H v``, and ``UNSEEN``.  A block is ``flat`` if there is nothing in it but rounding.
     """
 
     values: tuple[float, float]
@@ -50,34 +54,35 @@ def ends(block: Block, tolerance: float, rng: Generator) -> Ends:
         return _finite(block @ vectors)
 
     n = block.shape[0]
-    return _whole(product, block) if n <= EXACT_UP_TO else _iterated(product, block, tolerance, rng)
-
-
-def _whole(product: Product, block: Block) -> Ends:
-    matrix = _finite(block.dense())
-    vectors = torch.linalg.eigh((matrix + matrix.T).double() / 2).eigenvectors[:, [0, -1]].to(matrix)
+    flat = False
+    if n <= EXACT_UP_TO:
+        matrix = _finite(block.dense()).double()
+        vectors = torch.linalg.eigh((matrix + matrix.T) / 2).eigenvectors[:, [0, -1]].to(block.owner.loss)
+        beyond, trace = torch.zeros(2), Trace(float(matrix.trace()), 0.0)
+    else:
+        start = unit(torch.randn(n, 1, generator=rng, dtype=torch.float64).to(block.owner.loss))
+        value, residual, rounding = _measured(product, start)
+        flat = bool(value.hypot(residual) <= rounding)  # |H v|: Lanczos would chase it for ever
+        krylov = lanczos(product, start[:, 0], tolerance / 2, 2 if flat else _affordable(block))
+        vectors, beyond = unit(krylov.vectors), krylov.beyond
+        trace = deflated_hutchinson(product, krylov, PROBES, block.at_once, rng)
     values, residuals, rounding = _measured(product, vectors)
-    errors = residuals + rounding
-    flat = bool(values.abs().max() <= errors.max())
-    return Ends(_pair(values), _pair(errors), vectors, Trace(float(matrix.trace()), 0.0), True, flat)
-
-
-def _iterated(product: Product, block: Block, tolerance: float, rng: Generator) -> Ends:
-    n, like = block.shape[0], block.owner.loss
-    start = unit(torch.randn(n, 1, generator=rng, dtype=torch.float64).to(like))
-    value, residual, rounding = _measured(product, start)
-    flat = bool(value.hypot(residual) <= rounding)  # |H v|: Lanczos would chase it for ever
-    affordable = psutil.virtual_memory().available // (2 * n * like.element_size())
-    steps = 2 if flat else max(2, min(MAX_STEPS, affordable))
-    krylov = lanczos(product, start[:, 0], tolerance / 2, steps)  # half of it is left for rounding
-    vectors = unit(krylov.vectors)
-    values, residuals, rounding = _measured(product, vectors)
-    errors = residuals.maximum(krylov.beyond) + rounding
+    size = values.abs().max()
+    rounding += UNSEEN[vectors.dtype] * size
+    flat = flat or bool((values.hypot(residuals) <= rounding).all())
+    errors = residuals.maximum(beyond) + rounding
     order = values.argsort()  # the same eigenvalue twice may come out the wrong way round
     values, errors, vectors = values[order], errors[order], vectors[:, order]
-    converged = flat or bool((errors <= tolerance * values.abs().max()).all())
-    trace = deflated_hutchinson(product, krylov, PROBES, block.at_once, rng)
-    return Ends(_pair(values), _pair(errors), vectors, trace, converged, flat)
+    # The rounding of n diagonal entries, each with a sign of its own, or of z^T H z for |z|^2 = n.
+    stderr = hypot(trace.stderr, float(rounding.max()) * n**0.5)
+    converged = flat or bool((errors <= tolerance * size).all())
+    return Ends(_pair(values), _pair(errors), vectors, Trace(trace.value, stderr), converged, flat)
+
+
+def _affordable(block: Block) -> int:
+    """Steps of Lanczos whose basis takes at most half of the free memory."""
+    n, bytes_each = block.shape[0], block.owner.loss.element_size()
+    return max(2, min(MAX_STEPS, psutil.virtual_memory().available // (2 * n * bytes_each)))
 
 
 def _measured(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,13 +93,13 @@ def _measured(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor
     moved, again = product(torch.cat([vectors, vectors / 3], 1)).double().tensor_split(2, 1)
     vectors = vectors.double()
     values = (vectors * moved).sum(0)
-    return values, (moved - vectors * values).norm(dim=0), ROUNDING * (3 * again - moved).norm(dim=0)
+    return values, _finite((moved - vectors * values).norm(dim=0)), ROUNDING * (3 * again - moved).norm(dim=0)
 
 
-def _finite(products: Tensor) -> Tensor:
-    if not torch.isfinite(products).all():
+def _finite(numbers: Tensor) -> Tensor:
+    if not torch.isfinite(numbers).all():
         raise NonFiniteError
-    return products
+    return numbers
 
 
 def _pair(both: Tensor) -> tuple[float, float]:
