@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from hesscore.errors import UsageError
+from hesscore.errors import InputError, UsageError
+from hesscore.files import File, examine, naming
+
+LONGEST_FILE = 2**16
+"""Bytes; a spec takes a few hundred."""
+
+LONGEST_VALUE = 80
+"""Characters of a name or value, in the file and in messages."""
+
+FAULTS_SHOWN = 4
+
+NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+"""Decimal: YAML 1.1 would read 010 as 8, 1:30 as 90 and 1e-5 as text."""
+
+Size = Annotated[int, Field(gt=0, le=10**12)]
+"""Beyond any machine, and small enough for products of sizes to be floats."""
 
 
 class Spec(BaseModel):
@@ -20,15 +36,15 @@ class Spec(BaseModel):
     is a tensor of activations, and the loss the mean squared error of the output to a target.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    d_model: PositiveInt
-    d_ff: PositiveInt
-    layers: PositiveInt = 1
-    heads: PositiveInt = 1
-    kv_heads: PositiveInt | None = None
+    d_model: Size
+    d_ff: Size
+    layers: Size = 1
+    heads: Size = 1
+    kv_heads: Size | None = None
     """Heads that share keys and values in groups; ``heads`` by default."""
-    vocab: PositiveInt | None = None
+    vocab: Size | None = None
 
     placement: Literal["pre", "post", "parallel"] = "pre"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -43,9 +59,9 @@ class Spec(BaseModel):
     tied: bool = False
     """The head is the token embedding."""
 
-    seq_len: PositiveInt = 64
+    seq_len: Size = 64
     """Length of the seeded input, and of the table of learned positions."""
-    batch: PositiveInt = 1
+    batch: Size = 1
     init_std: PositiveFloat | None = None
     """Standard deviation of seeded weights; ``1/sqrt(fan in)`` by default."""
 
@@ -74,27 +90,80 @@ class Spec(BaseModel):
 
 
 def read_spec(path: str | Path) -> Spec:
-    """Read a YAML file; every fault is a ``UsageError`` that names the field."""
+    """Read a YAML file: ``InputError`` where there is no text to read, ``UsageError`` that names the field at fault."""
+    with naming(path):
+        text = _text(examine(path))
     try:
-        data = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: a spec is a mapping of fields such as d_model, not {type(data).__name__}")
-    try:
-        return Spec(**data)
+        return Spec.model_validate(_fields(text))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
     except ValidationError as error:
-        raise UsageError(f"{path}: {'; '.join(_explain(e) for e in error.errors())}") from error
-    except TypeError as error:
-        raise UsageError(f"{path}: field names must be text") from error
+        faults = [_explain(fault) for fault in error.errors()[:FAULTS_SHOWN]]
+        if error.error_count() > FAULTS_SHOWN:
+            faults.append(f"and {error.error_count() - FAULTS_SHOWN} more")
+        raise UsageError(f"{path}: {'; '.join(faults)}") from error
+
+
+def _text(file: File) -> str:
+    if file.size > LONGEST_FILE:
+        raise UsageError(f"{file.path}: {file.size} bytes are no spec, which takes {LONGEST_FILE} at most")
+    try:
+        return file.path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
+
+
+def _fields(text: str) -> dict[str, object]:
+    """The fields of a mapping.  Their values are not nested, so that no file can be deeper or larger than it looks."""
+    fields: dict[str, object] = {}
+    events = yaml.parse(text, Loader=yaml.SafeLoader)
+    try:
+        for start in yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent:
+            if not isinstance(next(events), start):
+                raise UsageError("a spec is a mapping of fields, such as d_model: 768")
+        while isinstance(key := next(events), yaml.ScalarEvent):
+            name, value = _short(key.value), next(events)
+            if key.value in fields:
+                raise UsageError(f"{name}: given again in line {_line(key)}")
+            if not isinstance(value, yaml.ScalarEvent) or value.tag or len(value.value) > LONGEST_VALUE:
+                raise UsageError(f"{name}: line {_line(value)} is not one short value without a tag")
+            fields[key.value] = _value(value)
+        if not isinstance(key, yaml.MappingEndEvent):
+            raise UsageError(f"line {_line(key)}: a field has a name such as d_model")
+        if not isinstance(next(events), yaml.DocumentEndEvent) or not isinstance(next(events), yaml.StreamEndEvent):
+            raise UsageError("a file holds one spec, without ---")
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two are of absurd escapes
+        raise UsageError(f"not valid YAML: {' '.join(str(error).split())}") from error
+    return fields
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None
+    return event.start_mark.line + 1
+
+
+def _value(scalar: yaml.ScalarEvent) -> object:
+    text: str = scalar.value
+    if scalar.style is not None:  # in quotes
+        return text
+    if text in ("", "~", "null"):
+        return None
+    number = NUMBER.fullmatch(text)
+    if number is not None:
+        return float(text) if number[2] or number[3] else int(text)
+    return yaml.SafeLoader.bool_values.get(text.lower(), text)
 
 
 def _explain(error: ErrorDetails) -> str:
-    field = ".".join(map(str, error["loc"]))
+    field = _short(".".join(map(str, error["loc"])))
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(field, Spec.model_fields, 1)
         return f"unknown field {field}" + (f", did you mean {near[0]}?" if near else "")
     message = error["msg"].removeprefix("Value error, ")
     return f"{field}: {message[0].lower()}{message[1:]}" if field else message
+
+
+def _short(name: str) -> str:
+    """A name from a file, on one line and not too long for a message."""
+    shown = name if name.isprintable() else ascii(name)
+    return shown if len(shown) <= LONGEST_VALUE else f"{shown[:LONGEST_VALUE]}..."

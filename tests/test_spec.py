@@ -1,13 +1,16 @@
 """Specs: what a file may say, and what is said of a file that is wrong."""
 
+import os
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from hesscore.components.activation import ACTIVATIONS
 from hesscore.curvature import Curvature
-from hesscore.errors import UsageError
+from hesscore.errors import InputError, UsageError
 from hesscore.spec import Spec, read_spec
 from hesscore.wiring.block import BLOCKS
 from hesscore.wiring.model import inputs, model, parameters
@@ -99,10 +102,46 @@ FAULTS = {
     MINIMUM + "layers: 1.5": "layers: input should be a valid integer",
     MINIMUM + "heads: many": "heads: input should be a valid integer",
     MINIMUM + "norm_eps: -1": "norm_eps: input should be greater than or equal to 0",
-    MINIMUM + "norm_eps: .nan": "norm_eps: input should be a finite number",
-    MINIMUM + "norm_eps: .inf": "norm_eps: input should be a finite number",
-    MINIMUM + "init_std: .inf": "init_std: input should be a finite number",
-    MINIMUM + "rotary_base: .inf": "rotary_base: input should be a finite number",
+    MINIMUM + "norm_eps: .nan": "norm_eps: input should be a valid number",
+    MINIMUM + "norm_eps: 1e999": "norm_eps: input should be a finite number",
+    MINIMUM + "init_std: 1e999": "init_std: input should be a finite number",
+    MINIMUM + "rotary_base: -.inf": "rotary_base: input should be a valid number",
+    # numbers that are something else at a second look
+    MINIMUM + "layers: true": "layers: input should be a valid integer",
+    MINIMUM + "layers: '2'": "layers: input should be a valid integer",
+    MINIMUM + "layers: 010": "layers: input should be a valid integer",
+    MINIMUM + "layers: 0x10": "layers: input should be a valid integer",
+    MINIMUM + "layers: 0b1": "layers: input should be a valid integer",
+    MINIMUM + "layers: 1_0": "layers: input should be a valid integer",
+    MINIMUM + "layers: 1:30": "layers: input should be a valid integer",
+    MINIMUM + "layers: 2.0": "layers: input should be a valid integer",
+    MINIMUM + "layers: 1e1": "layers: input should be a valid integer",
+    MINIMUM + "norm_eps: true": "norm_eps: input should be a valid number",
+    MINIMUM + "norm_eps: '1'": "norm_eps: input should be a valid number",
+    MINIMUM + "norm_eps: 010": "norm_eps: input should be a valid number",
+    MINIMUM + "rotary_base: 1:30": "rotary_base: input should be a valid number",
+    MINIMUM + "causal: 1": "causal: input should be a valid boolean",
+    MINIMUM + "causal: 'true'": "causal: input should be a valid boolean",
+    MINIMUM + "causal:": "causal: input should be a valid boolean",
+    MINIMUM + "layers: !!int '2'": "layers: line 3 is not one short value without a tag",
+    # sizes that no machine has
+    MINIMUM + f"layers: {10**28}": "layers: input should be less than or equal to 1000000000000",
+    MINIMUM + "layers: " + "9" * 5000: "layers: line 3 is not one short value without a tag",
+    # keys
+    MINIMUM + "layers: 2\nd_ff: 8": "d_ff: given again in line 4",
+    MINIMUM + "'d_model': 8": "d_model: given again in line 3",
+    MINIMUM + "k" * 50_000 + ": 1": "not valid YAML",
+    "{d_model: 8, " + "k" * 1000 + ": 1}": "d_ff: field required; unknown field " + "k" * 80 + "...",
+    MINIMUM + '"a\\nb": 1': r"unknown field 'a\nb'",
+    MINIMUM + "? [1]\n: 1": "line 3: a field has a name such as d_model",
+    # what a spec has no use for
+    MINIMUM + "layers: [2]": "layers: line 3 is not one short value without a tag",
+    MINIMUM + "layers: {a: 2}": "layers: line 3 is not one short value without a tag",
+    "d_model: &size 8\nd_ff: *size": "d_ff: line 2 is not one short value without a tag",
+    "d_model: 8\nd_ff: 8\n---\nd_ff: 16": "a file holds one spec, without ---",
+    MINIMUM + 'norm: "\\UFFFFFFFF"': "not valid YAML: Python int too large",
+    MINIMUM + 'norm: "\\U00FFFFFF"': "not valid YAML: chr() arg not in range",
+    "d_model: 8\0": "not valid YAML: unacceptable character",
     MINIMUM + "placement: before": "placement: input should be 'pre', 'post' or 'parallel'",
     MINIMUM + "activation: swish": "activation: input should be 'relu', ",
     MINIMUM + "norm: batchnorm": "norm: input should be 'layernorm' or 'rmsnorm'",
@@ -113,12 +152,12 @@ FAULTS = {
     MINIMUM + "heads: 8\npositions: rotary": "positions: rotary needs an even head width, not 1",
     MINIMUM + "tied: true": "tied: True needs a vocab",
     MINIMUM + "positions: learned": "positions: learned needs a vocab",
-    "- 1\n- 2": "a spec is a mapping of fields such as d_model, not list",
-    "": "a spec is a mapping of fields such as d_model, not NoneType",
-    "just words": "a spec is a mapping of fields such as d_model, not str",
-    MINIMUM + "8: 8": "field names must be text",
-    "d_model: [": "not valid YAML: ",
-    b"\xff\xfe\x00": "cannot be read: ",
+    "- 1\n- 2": "a spec is a mapping of fields, such as d_model: 768",
+    "# nothing": "a spec is a mapping of fields, such as d_model: 768",
+    "just words": "a spec is a mapping of fields, such as d_model: 768",
+    MINIMUM + "8: 8": "unknown field 8",
+    MINIMUM + "<<: 8": "unknown field <<",
+    "d_model: 8: 8": "not valid YAML: mapping values are not allowed here",
 }
 
 
@@ -135,10 +174,63 @@ def test_all_faults_are_named_at_once(fault):
 
 def test_code_in_a_file_is_not_run(fault, tmp_path):
     target = tmp_path / "made"
-    assert "not valid YAML" in fault(f"d_model: !!python/object/apply:pathlib.Path.touch [{target}]")
+    assert "line 1" in fault(f"d_model: !!python/object/apply:pathlib.Path.touch [{target}]")
     assert not target.exists()
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot be read: .*No such file"):
-        read_spec(tmp_path / "nowhere.yaml")
+def test_many_faults_are_counted(fault):
+    message = fault("\n".join(f"q{i}: 1" for i in range(2000)))
+    assert message.startswith("d_model: field required; d_ff: field required; unknown field q0; ")
+    assert message.endswith("; and 1998 more")
+
+
+@pytest.mark.parametrize(
+    "text", ["d_model: " + "[" * 60_000, "- " * 30_000, "[" * 100_000, "{a: " * 15_000, "a" * 10**7]
+)
+def test_what_is_deep_or_long_is_refused_at_once(fault, text):
+    started = monotonic()
+    assert len(fault(text)) < 200
+    assert monotonic() - started < 2
+
+
+def test_aliases_do_not_multiply(fault):
+    bomb = "a0: &a0 [0, 0]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 30))
+    assert fault(MINIMUM + bomb) == "a0: line 3 is not one short value without a tag"
+
+
+def test_numbers_are_decimal_and_may_have_an_exponent(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(MINIMUM + "norm_eps: 1e-5\ninit_std: +.5\nrotary_base: 500000\ncausal: no\nvocab: ~\n")
+    spec = read_spec(path)
+    assert (spec.norm_eps, spec.init_std, spec.rotary_base, spec.causal, spec.vocab) == (1e-5, 0.5, 5e5, False, None)
+
+
+def test_a_library_user_is_not_guessed_at_either():
+    for field, value in ("d_model", 8.0), ("d_model", True), ("norm_eps", "1"), ("bias", 1):
+        with pytest.raises(ValidationError, match=f"(?s)1 validation error.*{field}"):
+            Spec.model_validate({"d_model": 8, "d_ff": 8, field: value})
+
+
+# --- what cannot be read has the code of input, as a checkpoint has ---
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "no such file"),
+        (lambda path: path.touch(), "empty"),
+        (lambda path: path.mkdir(), "a folder with nothing in it"),
+        (os.mkfifo, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
+        (lambda path: path.write_bytes(b"d_model: \xff"), "not UTF-8 text: byte 9 is 0xff"),
+    ],
+    ids=["missing", "empty", "folder", "pipe", "device", "loop", "bytes"],
+)
+def test_what_cannot_be_read_is_a_fault_of_the_input(tmp_path, make, message):
+    path = tmp_path / "spec.yaml"
+    make(path)
+    with pytest.raises(InputError) as caught:
+        read_spec(path)
+    assert str(caught.value) == f"{path}: {message}"
+    assert caught.value.code == 3
