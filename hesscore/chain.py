@@ -13,6 +13,7 @@ Gauss-Newton part, the functional part, or the part that one map causes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -81,6 +82,29 @@ class Point:
     def bend(self) -> Bundle:
         """The gradient by every parameter, keeping of each ``delta_i`` what the curvature of its node will need."""
         return cotangents(self, self.graph.parameter_positions, seed=self.output.new_full((1,), self.share), bend=True)
+
+    def rounded(self, leaves: Mapping[str, Tensor]) -> Point:
+        """This point with all that it keeps in the dtype of ``leaves``, which stand in for its own.
+
+        Products then take the time and memory of that dtype, but have no more of its rounding than their own.
+        """
+        dtype = next(iter(leaves.values())).dtype
+        known = {id(self.leaves[name]): leaf for name, leaf in leaves.items()}
+
+        def cast(kept: Any) -> Any:
+            if isinstance(kept, tuple):
+                return tuple(map(cast, kept))
+            if not isinstance(kept, Tensor) or not kept.is_floating_point():
+                return kept
+            if id(kept) not in known:  # several nodes may keep one array
+                known[id(kept)] = kept.to(dtype)
+            return known[id(kept)]
+
+        point = copy(self)
+        point.leaves = {name: cast(leaf) for name, leaf in self.leaves.items()}
+        point.kept = [cast(kept) for kept in self.kept]
+        point.bent = {i: cast(bent) for i, bent in self.bent.items()}
+        return point
 
 
 def product(point: Point, seeds: Bundle, wanted: Set[int], curved: Set[int]) -> Bundle:

@@ -15,18 +15,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor
 
-from hesscore import chain
+from hesscore import chain, memory
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph, Node
 
@@ -36,7 +35,8 @@ Terms = Callable[[Node], bool]
 CACHED_ELEMENTS = 2**18
 """Elements of the largest array that a product should pass over: 2 MiB in float64."""
 
-log = logging.getLogger(__name__)
+MOVED_BYTES = 2**28
+"""Bytes that all arrays of a product together should take: a deep model has many."""
 
 
 def outer(node: Node) -> bool:
@@ -62,30 +62,42 @@ class Curvature:
     With ``batches``, everything is of the mean ``sum_j share_j loss_j`` over them; parts that fit the processor's cache
     are faster than one large batch.  Tangents and products are mappings from parameter name to a tensor of the
     parameter's shape, or of that shape behind one leading axis ``k`` for several at once.
+
+    Products are computed in the dtype of the parameters, the point and the gradient always in float64: float32 alone
+    would lose digits where attention saturates.
     """
 
     def __init__(self, graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch] = (Batch(),)) -> None:
-        for name, shape in graph.parameters.items():
-            if name not in leaves:
-                raise InputError(f"no value for the parameter {name}")
-            if leaves[name].shape != shape:
-                raise InputError(f"{name} has shape {tuple(leaves[name].shape)}, not {shape}")
+        _check_parameters(graph, leaves)
+        _check_constants(graph, leaves, batches)
         self.graph = graph
         self.leaves = {name: leaf.detach() for name, leaf in leaves.items()}
         self._pool = _pool(len(batches))
+        parameters = {name: self.leaves[name] for name in graph.parameters}
+        exact = _double(self.leaves)
 
-        def point(part: Batch) -> chain.Point:
-            return chain.Point(graph, {**self.leaves, **part.constants}, part.share)
+        def prepare(part: Batch) -> tuple[chain.Point, chain.Bundle]:
+            """The point of a part, ready for products, and its share of the gradient."""
+            point = chain.Point(graph, {**exact, **_double(part.constants)}, part.share)
+            gradient = point.bend()
+            return point.rounded(parameters), gradient
 
-        first = point(batches[0])
-        # The gradients that are kept too are about as large as the values, and the first part is the largest.
-        _check_memory(2 * first.nbytes * len(batches), f"{len(batches)} parts of the data")
-        self.points = [first, *self._pool.map(point, batches[1:])]
-        self.loss = torch.stack([point.output * point.share for point in self.points]).sum()
-        bundle = self._total(chain.Point.bend)
+        first = prepare(batches[0])
+        self.part = first[0].nbytes
+        """Bytes kept of a part of the data; none is larger than the first."""
+        count = sum(leaf.numel() for leaf in parameters.values())
+        need = memory.working(count, len(batches), self.part, first[0].output.dtype)
+        memory.check(need, "1 part of the data" if len(batches) == 1 else f"{len(batches)} parts of the data")
+        self.points: list[chain.Point] = []
+        total: chain.Bundle = {}
+        for point, gradient in itertools.chain([first], self._pool.map(prepare, batches[1:])):
+            self.points.append(point)
+            _add(total, gradient)
+        loss = torch.stack([point.output * point.share for point in self.points]).sum()
+        self.loss = loss.to(next(iter(parameters.values())))
         self.gradient = {
-            name: bundle[graph.index[name]][0] if graph.index[name] in bundle else torch.zeros_like(leaves[name])
-            for name in graph.parameters
+            name: total[i][0].to(leaf) if (i := graph.index[name]) in total else torch.zeros_like(leaf)
+            for name, leaf in parameters.items()
         }
 
     @property
@@ -144,8 +156,7 @@ class Curvature:
         """The sum of ``sweep`` over the points, always in their order: threads do not change a digit."""
         total: chain.Bundle = {}
         for bundle in self._pool.map(sweep, self.points):
-            for i, part in bundle.items():
-                total[i] = total[i] + part if i in total else part
+            _add(total, bundle)
         return total
 
     def _seeds(self, tangent: Mapping[str, Tensor]) -> tuple[chain.Bundle, bool]:
@@ -168,17 +179,48 @@ class Curvature:
         if unknown or not names:
             raise UsageError(f"no parameter is named {unknown[0]}" if unknown else "no parameter is named at all")
 
-    def _curved(self, terms: Terms | None) -> frozenset[int]:
+    def _curved(self, terms: Terms | None) -> Set[int]:
         curved = self.graph.curved
-        return curved if terms is None else frozenset(i for i in curved if terms(self.graph.nodes[i]))
+        return curved if terms is None else {i for i in curved if terms(self.graph.nodes[i])}
 
 
-def _check_memory(need: int, what: str) -> None:
-    """Say what is about to be taken, and refuse what is not free."""
-    free = psutil.virtual_memory().available
-    log.info("%s: %.3g GiB", what, need / 2**30)
-    if need > free:
-        raise InputError(f"{what} would take {need / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free")
+def _double(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: leaf.double() if leaf.is_floating_point() else leaf for name, leaf in leaves.items()}
+
+
+def _add(total: chain.Bundle, bundle: chain.Bundle) -> None:
+    for i, part in bundle.items():
+        total[i] = total[i] + part if i in total else part
+
+
+def _check_parameters(graph: Graph, leaves: Mapping[str, Tensor]) -> None:
+    dtypes = {leaves[name].dtype for name in graph.parameters if name in leaves}
+    for name, shape in graph.parameters.items():
+        if name not in leaves:
+            raise InputError(f"no value for the parameter {name}")
+        if leaves[name].shape != shape:
+            raise InputError(f"{name} has shape {tuple(leaves[name].shape)}, not {shape}")
+        if len(dtypes) > 1 or leaves[name].dtype not in (torch.float64, torch.float32):
+            raise InputError(f"{name} is in {leaves[name].dtype}: all parameters are in float64, or all in float32")
+        _check_finite(name, leaves[name])
+
+
+def _check_constants(graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
+    if not batches:
+        raise UsageError("no parts of the data: give one Batch or more")
+    for batch in batches:
+        for name in graph.constants:
+            if name not in batch.constants and name not in leaves:
+                raise InputError(f"no value for the constant {name}")
+            _check_finite(name, batch.constants[name] if name in batch.constants else leaves[name])
+        for name in graph.parameters.keys() & batch.constants.keys():
+            raise InputError(f"{name} is a parameter, and the same for every part of the data")
+
+
+def _check_finite(name: str, leaf: Tensor) -> None:
+    if not leaf.isfinite().all():
+        wrong = leaf.numel() - int(leaf.isfinite().sum())
+        raise InputError(f"{name} is NaN or infinite in {wrong} of {leaf.numel()} places: no curvature there")
 
 
 def _pool(parts: int) -> ThreadPoolExecutor:
@@ -186,7 +228,7 @@ def _pool(parts: int) -> ThreadPoolExecutor:
 
     Most operations are too small to be split over threads; parts of the data are not.
     """
-    workers = min(parts, torch.get_num_threads())
+    workers = memory.threads(parts)
     return ThreadPoolExecutor(workers, "hess", torch.set_num_threads, (torch.get_num_threads() // workers,))
 
 
@@ -226,12 +268,13 @@ class Block:
     @property
     def at_once(self) -> int:
         """How many tangents a product should carry: as many as keep its widest array within the cache."""
-        return max(1, CACHED_ELEMENTS // max(point.widest for point in self.owner.points))
+        widest = max(point.widest for point in self.owner.points)
+        return max(1, min(CACHED_ELEMENTS // widest, MOVED_BYTES // self.owner.part))
 
     def dense(self) -> Tensor:
         """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory."""
         (n, m), like = self.shape, self.owner.loss
-        _check_memory(n * m * like.element_size(), f"a dense block of {n} x {m}")
+        memory.check(n * m * like.element_size(), f"a dense block of {n} x {m}")
         matrix = like.new_empty(n, m)
         for columns in torch.arange(m).split(self.at_once):
             basis = like.new_zeros(m, len(columns))

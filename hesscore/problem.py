@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hesscore import memory
 from hesscore.checkpoints import load
 from hesscore.curvature import CACHED_ELEMENTS, Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
 from hesscore.inputs import UNSCORED, read_data
 from hesscore.spec import Spec, read_spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.model import PER_SEQUENCE, inputs, model, parameters
+from hesscore.wiring.size import kept, parameter_count
 
 DOUBLE_UP_TO = 5_000_000
 """Parameters up to which float64 is the default precision."""
 
 MAX_TOKENS = 4096
 """Next tokens that are scored by default: time and memory grow with them, and a file may hold millions."""
+
+MAX_LAYERS = 10_000
+"""Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -41,7 +48,7 @@ class Problem:
     """Tokens in the mean that is the loss."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """The name in the file of each parameter."""
-    provenance: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -73,43 +80,51 @@ def open_problem(
     are scored; without it, or for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models up to
     ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.
     """
+    for name, path in ("SOURCE", source), ("--tokens", tokens):
+        if path == "":
+            raise UsageError(f"{name} is empty: name a file")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}")
     if not 0 <= seed < 2**64:
         raise UsageError(f"--seed {seed}: give a number from 0 to 2^64 - 1")
     if max_tokens is not None and tokens is None:
         raise UsageError("--max-tokens needs --tokens: drawn data are scored whole")
-    if Path(source).suffix in SPEC_SUFFIXES:
+    provenance: dict[str, Any]
+    if Path(source).suffix.lower() in SPEC_SUFFIXES:
         if tokens is not None:
             raise UsageError(f"{source} is a spec: its input is drawn from the seed, so --tokens has no meaning")
         spec = read_spec(source)
+        precision = _precision(spec, dtype)
+        _check_spec(source, spec, precision)
         weights, names, provenance = parameters(spec, seed), {}, {"weights": f"drawn from seed {seed}"}
         notes = ["seeded weights and inputs: these numbers describe the architecture, not a trained model"]
     else:
         checkpoint = load(source)
         spec, weights, names = checkpoint.spec, checkpoint.parameters, checkpoint.tensors
+        precision = _precision(spec, dtype)
         provenance, notes = {"family": checkpoint.family, "checkpoint_sha256": checkpoint.sha256}, checkpoint.notes[:]
     if tokens is None:
-        data, target = _drawn(spec, seed)
-        scored = data.shape[0] * data.shape[1]
         if names:
+            _check_data(source, spec, torch.ones(spec.batch, spec.seq_len, dtype=torch.bool), precision)
             notes.append(
                 "no --tokens: scored on random tokens, where the model was never trained; not its real curvature"
             )
-        provenance["data"] = f"drawn from seed {seed}"
+        data, target = _drawn(spec, seed)
+        scored = data.shape[0] * data.shape[1]
+        provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
     else:
         assert spec.vocab is not None
-        read = read_data(tokens, spec.vocab, spec.seq_len, MAX_TOKENS if max_tokens is None else max_tokens)
+        max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
+        read = read_data(tokens, spec.vocab, spec.seq_len, max_tokens)
         data, target, scored = read.tokens, read.targets, read.scored
-        provenance |= {"data": str(tokens), "data_sha256": read.sha256}
+        _check_data(tokens, spec, target != UNSCORED, precision)
+        provenance |= {"data": str(tokens), "data_sha256": read.sha256, "max_tokens": max_tokens}
         notes += read.notes
-    count = sum(weight.numel() for weight in weights.values())
-    precision = DTYPES[dtype or ("float64" if count <= DOUBLE_UP_TO else "float32")]
     return Problem(
         source=str(source),
         spec=spec,
         parameters={name: weight.to(precision) for name, weight in weights.items()},
-        batches=split(spec, data, target, precision),
+        batches=split(spec, data, target),
         scored=scored,
         tensors=names,
         provenance=provenance,
@@ -117,20 +132,66 @@ def open_problem(
     )
 
 
-def split(spec: Spec, data: Tensor, target: Tensor, dtype: torch.dtype) -> list[Batch]:
+def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:
     """The data in parts whose widest array, attention or hidden layer or logits, fits the processor's cache."""
-    length = data.shape[1]
-    widest = length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)
-    size = max(1, CACHED_ELEMENTS // widest)
-    scored = torch.ones(data.shape[:2]) if spec.vocab is None else target != UNSCORED
-    batches = []
-    for part, aim, share in zip(data.split(size), target.split(size), scored.split(size), strict=True):
-        constants = {
-            name: constant.to(dtype) if constant.is_floating_point() else constant
-            for name, constant in inputs(spec, part, aim).items()
-        }
-        batches.append(Batch(float(share.sum() / scored.sum()), constants))
-    return batches
+    size = _together(spec, data.shape[1])
+    scored = torch.ones(data.shape[:2], dtype=torch.bool) if spec.vocab is None else target != UNSCORED
+    total = int(scored.sum())
+    constants = inputs(spec, data, target)
+    shared = {name: constant for name, constant in constants.items() if name not in PER_SEQUENCE}
+    own = {name: constant.split(size) for name, constant in constants.items() if name in PER_SEQUENCE}
+    return [
+        Batch(int(part.sum()) / total, shared | {name: parts[i] for name, parts in own.items()})
+        for i, part in enumerate(scored.split(size))
+    ]
+
+
+def _together(spec: Spec, length: int) -> int:
+    """How many sequences make a part of the data."""
+    return max(1, CACHED_ELEMENTS // (length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)))
+
+
+def _precision(spec: Spec, dtype: str | None) -> torch.dtype:
+    return DTYPES[dtype or ("float64" if parameter_count(spec) <= DOUBLE_UP_TO else "float32")]
+
+
+def _need(spec: Spec, sequences: int, length: int, dtype: torch.dtype) -> int:
+    """Bytes that weights, data and their products take; Python's numbers, as there may be any number of them."""
+    together = min(sequences, _together(spec, length))
+    count, parts = parameter_count(spec), -(-sequences // together)
+    part = dtype.itemsize * together * kept(spec, length)
+    return dtype.itemsize * count + memory.working(count, parts, part, dtype)
+
+
+def _check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
+    """Refuse what cannot be built, naming the field that it would be well without."""
+    if spec.layers > MAX_LAYERS:
+        raise UsageError(f"{source}: layers: {spec.layers} are more than {MAX_LAYERS}")
+
+    def need(spec: Spec) -> int:
+        return _need(spec, spec.batch, spec.seq_len, dtype)
+
+    if said := memory.excess(need(spec)):
+        least: dict[str, dict[str, Any]] = {name: {name: 1} for name in ("layers", "d_ff", "batch", "seq_len")}
+        least["d_model"] = {"d_model": 2, "heads": 1, "kv_heads": 1}
+        if spec.vocab is not None:
+            least["vocab"] = {"vocab": 1}
+        field = min(least, key=lambda name: need(spec.model_copy(update=least[name])))
+        sizes = f"{parameter_count(spec):,} parameters and {spec.batch * spec.seq_len:,} tokens"
+        raise UsageError(f"{source}: {field}: {getattr(spec, field)} is too large: {sizes} {said}")
+
+
+def _check_data(source: str | Path, spec: Spec, scored: Tensor, dtype: torch.dtype) -> None:
+    """Refuse sequences, ``scored (W, L)`` of them, that would not fit in memory, saying how many would."""
+    sequences, length = scored.shape
+
+    def need(some: int) -> int:
+        return _need(spec, some, length, dtype)
+
+    if said := memory.excess(need(sequences)):
+        fit = bisect_right(range(1, sequences), memory.free(), key=need)
+        advice = f"--max-tokens {int(scored[:fit].sum())} fits" if fit else f"not even {length} tokens fit"
+        raise InputError(f"{source}: {int(scored.sum())} tokens {said}: {advice}")
 
 
 def _drawn(spec: Spec, seed: int) -> tuple[Tensor, Tensor]:
