@@ -42,8 +42,8 @@ def examine(path: str | Path) -> File:
             head = stream.read(64)
     except FileNotFoundError:
         raise InputError("no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except ValueError as error:  # a name that no file can have
+        raise InputError(f"cannot be read: {error}") from error
     if not head:
         raise InputError("empty")
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -53,8 +53,16 @@ def examine(path: str | Path) -> File:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put the name of the file before what is wrong with it."""
+    """Put the name of the file before what is wrong with it, be that its content or its disk."""
     try:
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def short(text: object, most: int = 80) -> str:
+    """What a file says, cut to a length that a message can carry."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}..."

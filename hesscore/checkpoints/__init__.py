@@ -30,6 +30,6 @@ def load(path: str | Path) -> Checkpoint:
         content = read(file)
         for family in Family.registry.values():
             if family.recognises(content):
-                return family.checkpoint(content, file.size, file.sha256())
+                return family.checkpoint(content, file)
         known = "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
         raise InputError(f"of no known family: only {known} so far; its keys are {listed(content)}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hesscore.checkpoints.tensors import check_finite, check_names, check_shape
+from hesscore.files import File
 from hesscore.spec import Spec
 from hesscore.wiring.model import model
 
@@ -103,9 +104,9 @@ class Family(ABC):
         # The parts of a fused tensor come in order, so the last one gives its shape.
         return {place.name: place.shape(leaves[leaf]) for leaf, place in self.places(spec).items()}
 
-    def checkpoint(self, content: Mapping[Any, Any], size: int, sha256: str) -> Checkpoint:
+    def checkpoint(self, content: Mapping[Any, Any], file: File) -> Checkpoint:
         """The model in a file's content; ``InputError`` if it is not exactly what its spec asks for."""
-        found = self.weights(content, size)
+        found = self.weights(content, file.size)
         places, shapes = self.places(found.spec), self.shapes(found.spec)
         check_names(found.tensors, shapes)
         for name, shape in shapes.items():
@@ -122,6 +123,6 @@ class Family(ABC):
                 leaf: str(Place(found.stored_as[place.name], place.transposed, place.features))
                 for leaf, place in places.items()
             },
-            sha256=sha256,
+            sha256=file.sha256(),
             notes=[*found.notes, *(f"weights stored in {kind}" for kind in stored_in)],
         )

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from hesscore.checkpoints.family import Family, Place, Weights
-from hesscore.checkpoints.tensors import check_float, check_memory, dense, listed, plain
+from hesscore.checkpoints.tensors import check_float, check_memory, listed, plain, tensors_in
 from hesscore.errors import InputError
+from hesscore.files import short
 from hesscore.spec import Spec
 from hesscore.wiring.model import model
 
@@ -33,7 +34,17 @@ TABLE, HEAD = "transformer.wte.weight", "lm_head.weight"
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
 """What torch.compile and DistributedDataParallel put before names, in either order."""
 
-SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+_SIZE = (int | np.integer, "a whole number", 1, 2**31 - 1)
+ARGS: dict[str, tuple[Any, str, int, int]] = {
+    "n_layer": _SIZE,
+    "n_head": _SIZE,
+    "n_embd": _SIZE,
+    "block_size": _SIZE,
+    "vocab_size": _SIZE,
+    "bias": (bool, "true or false", False, True),
+    "dropout": (int | float | np.integer | np.floating, "a number", 0, 1),
+}
+"""The entries of ``model_args``: their types, what to call these, and the least and the most."""
 
 
 class NanoGPT(Family):
@@ -49,7 +60,7 @@ class NanoGPT(Family):
         args = check_args(content["model_args"])
         if not isinstance(content.get("model"), dict):
             raise InputError("has no dictionary of tensors under model: put model.state_dict() there")
-        tensors, stored_as = unwrapped(dense(content["model"]))
+        tensors, stored_as = unwrapped(tensors_in(content["model"]))
         head, table = tensors.get(HEAD), tensors.get(TABLE)
         if head is not None and table is not None and same_memory(head, table):
             del tensors[HEAD]
@@ -110,26 +121,23 @@ def place(leaf: str, d: int) -> Place:
 
 
 def check_args(args: object) -> dict[str, Any]:
-    """``model_args`` with sizes as ``int``; an ``InputError`` names the entry at fault."""
+    """``model_args`` as Python's own numbers; an ``InputError`` names the entry at fault."""
     if not isinstance(args, dict):
         raise InputError(f"model_args is of type {type(args).__name__}, not a dictionary")
     args = {"dropout": 0.0} | plain(args)
-    missing = [name for name in (*SIZES, "bias") if name not in args]
+    missing = [name for name in ARGS if name not in args]
     if missing:
         raise InputError(f"model_args has no {listed(missing)}: shapes alone do not tell, so add it")
-    unknown = [name for name in args if name not in (*SIZES, "bias", "dropout")]
+    unknown = [name for name in args if name not in ARGS]
     if unknown:
         raise InputError(f"model_args has {listed(unknown)}, which nanoGPT has not: is it a variant of it?")
-    for name in SIZES:
+    for name, (types, what, least, most) in ARGS.items():
         value = args[name]
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise InputError(f"model_args: {name} is of type {type(value).__name__}, not a whole number")
-        if not 0 < value < 2**31:
-            raise InputError(f"model_args: {name} is {value}, which is not a size")
-        args[name] = int(value)
-    for name, kind, what in ("bias", bool, "true or false"), ("dropout", int | float, "a number"):
-        if not isinstance(args[name], kind):
-            raise InputError(f"model_args: {name} is of type {type(args[name]).__name__}, not {what}")
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+            raise InputError(f"model_args: {name} is of type {type(value).__name__}, not {what}")
+        if not least <= value <= most:
+            raise InputError(f"model_args: {name} is {short(value)}, not {what} from {least} to {most}")
+        args[name] = value.item() if isinstance(value, np.generic) else value
     if args["n_embd"] % args["n_head"]:
         raise InputError(f"model_args: n_embd {args['n_embd']} is not divisible by n_head {args['n_head']}")
     return args
@@ -155,7 +163,7 @@ def without_masks(tensors: Mapping[str, Tensor], block_size: int) -> dict[str, T
     for name, tensor in tensors.items():
         if name.endswith(".attn.bias") and tensor.shape == (1, 1, block_size, block_size):
             if not torch.equal(tensor[0, 0] != 0, torch.ones(tensor.shape[2:]).tril() != 0):
-                raise InputError(f"{name} is not the causal mask, so this is not nanoGPT's attention")
+                raise InputError(f"{short(name)} is not the causal mask, so this is not nanoGPT's attention")
             del kept[name]
         elif name.endswith(".attn.masked_bias") and tensor.shape == ():
             del kept[name]

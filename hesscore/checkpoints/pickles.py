@@ -1,76 +1,174 @@
-"""A look at a pickle before anything in it is built."""
+"""What torch.save writes as a pickle, told from everything else before anything in it is built.
+
+An unpickler that calls nothing but functions of a list can still be made to take years, or all memory, by a few bytes:
+tuples of tuples of tuples, dictionaries whose keys all collide, calls on views of 10^12 numbers.  So a pickle is first
+run on the kinds of its objects alone, in time and memory linear in its bytes; what passes takes as little to load.
+"""
 
 from __future__ import annotations
 
 import pickletools
-from typing import IO, Any, NamedTuple
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import IO, Any
 
-from hesscore.checkpoints.tensors import listed
 from hesscore.errors import InputError
+from hesscore.files import short
 
-HEAVIEST = 10**7
-"""Most objects in a pickle, each counted as often as it is referred to.  Checkpoints have 10^3 to 10^5."""
+RESAVE = "torch.save only dense tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
+
+MOST_STEPS = 2_000_000
+"""Opcodes in one pickle.  A weight takes about thirty, and as many for each of its moments."""
+
+OPCODES = frozenset(
+    "PROTO STOP GLOBAL REDUCE BUILD BINPERSID MARK BINGET LONG_BINGET BINPUT LONG_BINPUT "  # noqa: SIM905
+    "APPEND APPENDS SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT "
+    "NONE NEWFALSE NEWTRUE BININT BININT1 BININT2 BINFLOAT BINUNICODE LONG1".split()
+)
+"""What torch.save writes of protocol 2, and torch loads."""
+
+_TENSOR = "storage, int, ints, ints, bool, OrderedDict"
+_NUMPY = ("f2", "f4", "f8", "i4", "i8", "b1")
+CALLS = {
+    "collections.OrderedDict()": "OrderedDict",
+    f"torch._utils._rebuild_tensor_v2({_TENSOR})": "tensor",
+    f"torch._utils._rebuild_tensor_v2({_TENSOR}, dict)": "tensor",
+    f"torch._utils._rebuild_tensor_v3({_TENSOR}, torch dtype)": "tensor",
+    f"torch._utils._rebuild_tensor_v3({_TENSOR}, torch dtype, dict)": "tensor",
+    "torch._utils._rebuild_parameter(tensor, bool, OrderedDict)": "tensor",
+    "torch.Size(ints)": "size",
+    "torch.device(str)": "device",
+    "torch.device(str, int)": "device",
+    "_codecs.encode(str, 'latin1')": "bytes",
+    **{f"numpy.dtype('{name}', bool, bool)": "numpy dtype" for name in _NUMPY},
+    "numpy.core.multiarray.scalar(numpy dtype, bytes)": "scalar",
+    "numpy._core.multiarray.scalar(numpy dtype, bytes)": "scalar",
+    "persistent_load(str, storage type, str, str, int)": "storage",
+    "persistent_load(str, storage type, str, str, int, NoneType)": "storage",
+    "build(OrderedDict, dict)": "OrderedDict",
+    "build(numpy dtype, numpy state)": "numpy dtype",
+}
+"""What a pickle may have called, on what, and the kind of the result.  None of them walks through its arguments."""
+
+FUNCTIONS = {call.partition("(")[0] for call in CALLS}
+WORDS = ("latin1", *_NUMPY)
+KEYS = ("str", "int", "float", "bool", "NoneType")
+"""What may be the key of a dictionary: few of these have one hash, which is not so for tuples and large numbers."""
+STORAGES = re.compile(
+    r"torch\.(storage\.Untyped|Double|Float|Half|BFloat16|Long|Int|Short|Char|Byte|Bool|ComplexDouble|ComplexFloat)"
+    r"Storage"
+)
+DTYPES = re.compile(r"torch\.(bool|bfloat16|(u?int|float|complex)\d+(_e\w+)?)")
+NUMPY_STATES = [(3, order, None, None, None, -1, -1, 0) for order in "<>|"]
 
 
-RESAVE = "torch.save only tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
+@dataclass
+class Made:
+    """Any object but a tuple, text, a number and ``None``.  The kind of a function is its name."""
+
+    kind: str
+    contents: Counter[str] = field(default_factory=Counter)
+    """How many of each kind a list holds, or a dictionary has for keys."""
 
 
-class Item(NamedTuple):
-    """What lies on the unpickler's stack: how many objects it is made of, and its value if that is text."""
+def scan(stream: IO[bytes]) -> Any:
+    """Run a pickle up to its end and return what it makes: tuples of ``Made``, texts, numbers and ``None``.
 
-    weight: int
-    text: str = ""
-
-
-MARK = Item(0, "a mark")
-
-
-def globals_in(stream: IO[bytes]) -> list[str]:
-    """Run a pickle on a stack of weights instead of objects, and return the globals that it names.
-
-    A few bytes can hold a tuple of tuples of tuples ... that takes years to hash, or a call of it whose error
-    message takes as long to write.  Both are an ``InputError``; a broken pickle may raise anything.
+    ``InputError`` for what torch.save does not write; a broken pickle may raise anything.
     """
-    stack: list[Item] = []
-    memo: dict[int, Item] = {}
-    named: list[str] = []
+    stack: list[Any] = []
+    below: list[list[Any]] = []  # what lies under each open mark
+    memo: dict[int, Any] = {}
     argument: Any
-    for opcode, argument, _ in pickletools.genops(stream):
+    for step, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        if step == MOST_STEPS:
+            raise InputError(f"not sound: its pickle has more than {MOST_STEPS} steps; {RESAVE}")
+        if opcode.name not in OPCODES:
+            raise ValueError("its pickle protocol is not torch.save's own; torch.save it without pickle_protocol")
         if opcode.name == "MARK":
-            stack.append(MARK)
-        elif opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
+            below.append(stack)
+            stack = []
+        elif opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
-        elif opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-            path = [item.text for item in _take(stack, opcode)] or argument.split(" ")
-            named.append(".".join(path))
-            stack.append(Item(0))
-        else:
-            taken = _take(stack, opcode)
-            weight = 1 + sum(item.weight for item in taken)
-            if opcode.name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX") and taken[0].weight:
-                raise InputError(f"not sound: calls what is no function (it names {listed(named)}); nothing was run")
-            if weight > HEAVIEST:
-                raise InputError(f"not sound: it unfolds to more than {HEAVIEST} objects")
-            text = argument if isinstance(argument, str) else ""
-            stack += [Item(weight, text)] * len(opcode.stack_after)
-    return named
+        elif opcode.name != "PROTO":
+            above: list[Any] = []
+            before = opcode.stack_before
+            if pickletools.markobject in before:
+                above, stack = stack, below.pop()
+                before = before[: before.index(pickletools.markobject)]
+            taken = [stack.pop() for _ in before][::-1] + above
+            stack.append(_made(opcode.name, argument, taken))
+    return stack[-1]
 
 
-def wants_code(named: list[str]) -> InputError:
-    """What to raise for a pickle that would run the globals in ``named``."""
-    return InputError(f"asks to run {listed(named)} on loading; nothing was run; {RESAVE}")
+def kind(value: Any) -> str:
+    """What an object is, as far as ``CALLS`` tells objects apart: by type, and large ones from others."""
+    if isinstance(value, Made):
+        return value.kind if value.contents.total() <= 100 else f"large {value.kind}"
+    if isinstance(value, tuple):
+        if value in NUMPY_STATES:
+            return "numpy state"
+        return "ints" if len(value) <= 64 and all(type(item) is int for item in value) else "tuple"
+    if isinstance(value, str) and len(value) > 1000:
+        return "long str"
+    if isinstance(value, int) and abs(value) >= 2**60:  # whose hashes may all be the same
+        return "large int"
+    return type(value).__name__
 
 
-def _take(stack: list[Item], opcode: pickletools.OpcodeInfo) -> list[Item]:
-    """Pop what an opcode takes, lowest first."""
-    before = opcode.stack_before
-    above: list[Item] = []
-    if pickletools.markobject in before:
-        mark = max(i for i, item in enumerate(stack) if item is MARK)
-        above = stack[mark + 1 :]
-        del stack[mark:]
-        before = before[: before.index(pickletools.markobject)]
-    below = [stack.pop() for _ in before][::-1]
-    return below + above
+def _made(opcode: str, argument: Any, taken: list[Any]) -> Any:
+    """What an opcode puts in the place of what it takes."""
+    match opcode:
+        case "NEWTRUE" | "NEWFALSE":
+            return opcode == "NEWTRUE"
+        case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+            return tuple(taken)
+        case "EMPTY_LIST" | "EMPTY_DICT":
+            return Made(opcode.removeprefix("EMPTY_").lower())
+        case "APPEND" | "APPENDS":
+            taken[0].contents.update(map(kind, taken[1:]))
+            return taken[0]
+        case "SETITEM" | "SETITEMS":
+            keys = Counter(map(kind, taken[1::2]))
+            wrong = next((key for key in keys if key not in KEYS), None)
+            if wrong:
+                raise InputError(f"a dictionary in it has a {wrong} for a key, not a name or a number; {RESAVE}")
+            taken[0].contents.update(keys)
+            return taken[0]
+        case "GLOBAL":
+            return Made(_named(argument.replace(" ", ".", 1)))
+        case "REDUCE":
+            return Made(_called(kind(taken[0]), taken[1]))
+        case "BINPERSID":
+            return Made(_called("persistent_load", taken[0]))
+        case "BUILD":
+            _called("build", tuple(taken))
+            return taken[0]
+        case "STOP":
+            return taken[0]
+    return argument
+
+
+def _named(name: str) -> str:
+    """The kind of what a pickle names; ``InputError`` if that might be code."""
+    if STORAGES.fullmatch(name):
+        return "storage type"
+    if DTYPES.fullmatch(name):
+        return "torch dtype"
+    if name not in FUNCTIONS:
+        raise InputError(f"asks to run {short(name)} on loading; nothing was run; {RESAVE}")
+    return name
+
+
+def _called(function: str, arguments: Any) -> str:
+    """The kind of what a call returns; ``InputError`` unless it is one of ``CALLS``."""
+    kinds = ["..."]
+    if isinstance(arguments, tuple) and len(arguments) <= 8:
+        kinds = [repr(value) if value in WORDS else kind(value) for value in arguments]
+    call = f"{function}({', '.join(kinds)})"
+    if call not in CALLS:
+        raise InputError(f"not sound: calls {call}, which torch.save never does; nothing was run")
+    return CALLS[call]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pickle
-import re
 import warnings
 from io import BytesIO
-from typing import Any
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from typing import IO, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 import torch
 
-from hesscore.checkpoints.pickles import RESAVE, globals_in, wants_code
+from hesscore.checkpoints.pickles import RESAVE, Made, scan
 from hesscore.checkpoints.tensors import plain
 from hesscore.errors import InputError
-from hesscore.files import File
+from hesscore.files import File, short
 
 _SCALAR = np.float64(0).__reduce__()[0]
 _DTYPES = (np.float16, np.float32, np.float64, np.int32, np.int64, np.bool_)
@@ -27,55 +26,61 @@ SAFE: list[Any] = [
 ]
 """What a numpy scalar is pickled with; a loss or a size is often one."""
 
-LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
-"""How files of torch.save began before they were zip archives: with five pickles, this the first."""
+LEGACY = b"".join(
+    pickle.dumps(number, protocol=2)
+    for number in (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION)
+)
+"""How files of torch.save began before they were zip archives: with five pickles, these the first two."""
 
 
 def read(file: File) -> dict[Any, Any]:
-    """The dictionary that ``torch.save`` put into a file, on the CPU; ``InputError`` for anything else."""
+    """The dictionary that ``torch.save`` put into a file, on the CPU; ``InputError`` for anything else.
+
+    Time and memory are linear in the size of the file, whatever it holds.
+    """
     try:
-        _inspect(file)
-        content = _load(file)
+        with _open(file) as stream:
+            content = _load(stream)
     except InputError:
         raise
     except BadZipFile:
         raise InputError("cut short or damaged: a zip archive without a sound end; copy it again") from None
     except Exception as error:  # of every kind there is, as nobody vouches for these bytes
-        blocked = re.search(r"GLOBAL (\S+)", str(error))
-        if blocked:
-            raise wants_code([blocked[1]]) from error
         raise InputError(f"damaged, or not a checkpoint: {_reason(error)}") from error
     if not isinstance(content, dict):
         raise InputError(f"holds a {type(content).__name__}, not a dictionary; {RESAVE}")
     return plain(content)
 
 
-def _inspect(file: File) -> None:
+def _open(file: File) -> IO[bytes]:
     """Tell the formats apart, and refuse what could do harm or take forever while it is loaded."""
     head = file.head
-    if head.startswith(b"PK"):
+    if head.startswith(b"PK\x03\x04"):
         _inspect_zip(file)
-    elif head.startswith(LEGACY):
-        with file.path.open("rb") as stream:
-            for _ in range(5):
-                globals_in(stream)
-    elif head.startswith(b"\x80"):
-        with file.path.open("rb") as stream:
-            named = globals_in(stream)
-        raise wants_code(named) if named else InputError(f"a pickle, but not by torch.save; {RESAVE}")
-    elif head.startswith(b"GGUF"):
+        return file.path.open("rb")
+    if head.startswith(LEGACY):
+        # In memory: in an open file, torch would look for the tar archives of its first year as well.
+        stream = BytesIO(file.path.read_bytes())
+        *_, keys = [scan(stream) for _ in range(5)]
+        if not isinstance(keys, Made) or keys.kind != "list" or set(keys.contents) - {"str"}:
+            raise ValueError("its storages have no names")
+        stream.seek(0)
+        return stream
+    if head.startswith(b"\x80"):
+        raise InputError(f"a pickle, but not by torch.save; {RESAVE}")
+    if head.startswith(b"GGUF"):
         raise InputError("a GGUF file: not supported, its weights are quantised")
-    elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size:
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size:
         raise InputError("a safetensors file: not supported yet, only nanoGPT's ckpt.pt is")
-    else:
-        raise InputError(f"not a checkpoint: no file of torch.save begins with {head[:8]!r}")
+    raise InputError(f"not a checkpoint: no file of torch.save begins with {head[:8]!r}")
 
 
 def _inspect_zip(file: File) -> None:
     with ZipFile(file.path) as archive:
         entries = archive.infolist()
-        names = [entry.filename for entry in entries]
-        pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+        # torch looks names up without regard to case.
+        names = [entry.filename.lower() for entry in entries]
+        pickles = [entry for entry, name in zip(entries, names, strict=True) if name.endswith("/data.pkl")]
         if any(name.endswith("/constants.pkl") for name in names):
             raise InputError(f"a TorchScript archive, which holds code: torch.jit.load it, and {RESAVE}")
         if not pickles:
@@ -84,14 +89,27 @@ def _inspect_zip(file: File) -> None:
         packed = any(entry.compress_type != ZIP_STORED for entry in entries)
         if packed or sum(entry.file_size for entry in entries) > file.size:
             raise InputError("a compressed archive, which torch.save never writes: unpack and torch.save it")
+        for entry in entries:
+            _verify(archive, entry)
         for entry in pickles:
-            del entry.CRC  # torch.save may have been told not to compute it
-            globals_in(BytesIO(archive.read(entry)))
+            scan(BytesIO(archive.read(entry)))
 
 
-def _load(file: File) -> object:
-    # An open file, as torch would go by the ending of a path.
-    with file.path.open("rb") as stream, warnings.catch_warnings(), torch.serialization.safe_globals(SAFE):
+def _verify(archive: ZipFile, entry: ZipInfo) -> None:
+    """Read an entry to its end, where its checksum is compared, which torch does not."""
+    if not entry.CRC:
+        del entry.CRC  # torch.save was told not to compute it
+    try:
+        with archive.open(entry) as stream:
+            while stream.read(1 << 20):
+                pass
+    except BadZipFile:
+        raise InputError(f"damaged: {short(entry.filename)} is not what was saved; copy it again") from None
+
+
+def _load(stream: IO[bytes]) -> object:
+    # A stream, as torch would go by the ending of a path.
+    with warnings.catch_warnings(), torch.serialization.safe_globals(SAFE):
         warnings.simplefilter("ignore")
         return torch.load(stream, map_location="cpu", weights_only=True)
 
@@ -99,6 +117,4 @@ def _load(file: File) -> object:
 def _reason(error: Exception) -> str:
     """What torch says first, without its advice to load the file unsafely."""
     text = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).strip()
-    if text.startswith("Unsupported operand"):
-        return "its pickle protocol is not torch.save's own; torch.save it without pickle_protocol"
-    return (text.splitlines() or [type(error).__name__])[0][:120]
+    return short((text.splitlines() or [type(error).__name__])[0], 120)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hesscore.errors import InputError
+from hesscore.files import short
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -22,20 +23,15 @@ def plain(mapping: dict[Any, Any]) -> dict[Any, Any]:
     return dict(dict.items(mapping))
 
 
-def dense(state: dict[Any, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; ``InputError`` unless all are ordinary: strided and in memory."""
+def tensors_in(state: dict[Any, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict by name, without their autograd."""
     tensors = {}
     for name, value in plain(state).items():
         if not isinstance(name, str):
             raise InputError(f"a state dict has text for keys, not type {type(name).__name__}")
         if type(value) not in (Tensor, torch.nn.Parameter):
             raise InputError(f"{short(name)} is of type {type(value).__name__}, not a tensor")
-        strided = value.layout == torch.strided and not value.is_nested
-        if not strided or value.is_quantized or value.device.type != "cpu":
-            kind = f"{value.layout}, {value.dtype}, on {value.device}".replace("torch.", "")
-            raise InputError(f"{short(name)} is not an ordinary tensor ({kind}): save it dense, in float32")
-        # By the class, and for its fresh tensor: a pickle may give a tensor attributes, too.
-        tensors[name] = Tensor.detach(value)
+        tensors[name] = value.detach()
     return tensors
 
 
@@ -68,7 +64,8 @@ def check_names(found: Iterable[str], expected: Iterable[str]) -> None:
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
-        raise InputError(f"{name} has shape {tuple(tensor.shape)}; its architecture asks for {shape}")
+        found = short(tuple(tensor.shape))
+        raise InputError(f"{short(name)} has shape {found}; its architecture asks for {shape}")
 
 
 def check_float(name: str, tensor: Tensor) -> None:
@@ -81,17 +78,13 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity, saying how many there are."""
     wrong = tensor.numel() - int(tensor.isfinite().sum())
     if wrong:
-        raise InputError(f"{name} is NaN or infinite in {wrong} of {tensor.numel()} places: no curvature there")
+        places = f"{wrong} of {tensor.numel()} places"
+        raise InputError(f"{short(name)} is NaN or infinite in {places}: no curvature there")
 
 
 def listed(keys: Iterable[object], most: int = 4) -> str:
     """The first few keys, and how many more there are; ``none`` if there are none."""
     names = list(keys)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(map(short, names[:most])) or "none") + rest
-
-
-def short(key: object, most: int = 80) -> str:
-    """A key from a file, cut to a length that a message can carry."""
-    name = key if isinstance(key, str) else f"<{type(key).__name__}>"
-    return name if len(name) <= most else f"{name[:most]}..."
+    shown = [short(name) if isinstance(name, str) else f"<{type(name).__name__}>" for name in names[:most]]
+    return (", ".join(shown) or "none") + rest
