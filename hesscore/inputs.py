@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch import Tensor
 
 from hesscore.errors import InputError, UsageError
-from hesscore.files import File, examine, naming
+from hesscore.files import File, examine, naming, short
 
 UNSCORED = -100
 """The target of a position that is not scored."""
 
+BYTES_PER_TOKEN = 100
+"""At most, of memory: int64 ids, and what cuts them into windows, which are up to half padding."""
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""By the version of a .npy file; there is a third one, for names of fields."""
+
 Stored = npt.NDArray[Any]
+
+
+class Layout(NamedTuple):
+    """How an array lies in a file, from byte ``start`` on."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+    start: int
 
 
 @dataclass(frozen=True)
@@ -96,19 +114,35 @@ def _open(file: File) -> Stored:
             raise InputError("a .npy file by its content: rename it")
         if file.size % 2:
             raise InputError(f"{file.size} bytes, an odd number, are not uint16 ids: cut short?")
-        stored: Stored = np.memmap(file.path, dtype="<u2", mode="r")
+        layout = Layout((file.size // 2,), False, np.dtype("<u2"), 0)
     elif file.path.suffix == ".npy":
-        try:
-            stored = np.lib.format.open_memmap(file.path, mode="r")
-        except (ValueError, OSError, EOFError) as error:
-            raise InputError(f"not a sound .npy file of numbers: {' '.join(str(error).split())}") from error
-        if stored.dtype.kind not in "iu":
-            raise InputError(f"holds {stored.dtype} values, not integer token ids")
+        layout = _npy_layout(file)
     else:
         raise InputError("not a token file: .bin (uint16, as nanoGPT writes it) and .npy are read")
-    if stored.ndim not in (1, 2) or stored.shape[-1] < 2 or not stored.size:
-        raise InputError(f"has shape {stored.shape}: (T,) or (B, T) is read, with T of 2 or more")
-    return stored
+    shape, fortran_order, dtype, start = layout
+    if dtype.kind not in "iu":
+        raise InputError(f"holds {short(dtype)} values, not integer token ids")
+    sizes = all(type(size) is int and size > 0 for size in shape)  # True is 1 to numpy
+    if not sizes or len(shape) not in (1, 2) or shape[-1] < 2:
+        raise InputError(f"has shape {short(shape)}: (T,) or (B, T) is read, with T of 2 or more")
+    if start + math.prod(shape) * dtype.itemsize > file.size:
+        raise InputError(f"cut short: {file.size} bytes do not hold {dtype} values of shape {short(shape)}")
+    return np.memmap(file.path, dtype, "r", start, shape, "F" if fortran_order else "C")
+
+
+def _npy_layout(file: File) -> Layout:
+    try:
+        with file.path.open("rb") as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers by Python 2, which are read all the same
+            version = np.lib.format.read_magic(stream)
+            if version not in HEADERS:
+                raise ValueError(f"version {version}")
+            layout = Layout(*HEADERS[version](stream), stream.tell())
+            if max(layout.shape, default=0) >= 2**63:
+                raise ValueError("a size in its shape is beyond all memory")
+            return layout
+    except Exception as error:  # of every kind there is, as nobody vouches for these bytes
+        raise InputError(f"not a sound .npy file: {short(' '.join(str(error).split()), 120)}") from error
 
 
 def _enough(stored: Stored, scored: int) -> Stored:
@@ -117,6 +151,10 @@ def _enough(stored: Stored, scored: int) -> Stored:
 
 
 def _ids(stored: Stored) -> Tensor:
+    need, free = stored.size * BYTES_PER_TOKEN, psutil.virtual_memory().available
+    if need > free:
+        sizes = f"{need / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free"
+        raise InputError(f"{stored.size} tokens would take {sizes}: score fewer, with --max-tokens")
     ids = torch.from_numpy(stored.astype(np.int64))
     if int(ids.min()) < 0:
         raise InputError(f"{_first(ids, ids < 0)} is not an id: negative, or too large for int64")

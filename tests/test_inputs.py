@@ -1,13 +1,15 @@
 """Token files: which tokens are scored, each exactly once, and what is refused."""
 
 import hashlib
+import re
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs import check_vocabulary, cut, read_data, read_tokens, windows
+from hesscore.inputs import BYTES_PER_TOKEN, check_vocabulary, cut, read_data, read_tokens, windows
 
 
 def written(folder, ids, name="data.npy"):
@@ -181,8 +183,57 @@ def test_npy_files_that_are_not_sound(tmp_path):
     for content in (b"words", whole[:5], whole[:100], whole[:-1], b"PK\x03\x04" + whole):
         path.write_bytes(content)
         message = refusal(path)
-        assert message.startswith("not a sound .npy file of numbers: ")
+        assert message.startswith(("not a sound .npy file: ", "cut short: "))
         assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (("'<i8'", "(True,)"), "has shape (True,): (T,) or (B, T) is read, with T of 2 or more"),
+        (("'<i8'", "(True, 3)"), "has shape (True, 3): (T,) or (B, T) is read, with T of 2 or more"),
+        (("'<i8'", "(-1, 3)"), "has shape (-1, 3): (T,) or (B, T) is read, with T of 2 or more"),
+        (("'<i8'", "(11,)"), "cut short: 208 bytes do not hold int64 values of shape (11,)"),
+        (
+            ("'<i8'", f"({2**32}, {2**32})"),
+            f"cut short: 208 bytes do not hold int64 values of shape ({2**32}, {2**32})",
+        ),
+        (("'<i8'", f"(2, {2**63 - 1})"), f"cut short: 208 bytes do not hold int64 values of shape (2, {2**63 - 1})"),
+        (("'<i8'", "(0x" + "f" * 8000 + ",)"), "not a sound .npy file: a size in its shape is beyond all memory"),
+        (("'<i8'", "(" + "1," * 70 + ")"), f"has shape ({'1, ' * 26}1...: (T,) or (B, T) is read, with T of 2 or more"),
+        (("'|b1'", "(10,)"), "holds bool values, not integer token ids"),
+        (
+            ("'" + "i4," * 100 + "i4'", "(2,)"),
+            f"holds {str([(f'f{i}', '<i4') for i in range(9)])[:80]}... values, not integer token ids",
+        ),
+        (("'x'", "(10,)"), "not a sound .npy file: descr is not a valid dtype descriptor: 'x'"),
+        (("-" * 5000 + "1", "(10,)"), "not a sound .npy file: "),
+    ],
+)
+def test_npy_headers_that_are_odd(tmp_path, header, message, recwarn):
+    descr, shape = header
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode().ljust(118 - 1) + b"\n"
+    path = tmp_path / "data.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + b"\0" * 80)
+    assert refusal(path).startswith(message)
+    assert not recwarn.list
+
+
+def test_npy_of_an_unknown_version(tmp_path):
+    path = tmp_path / "data.npy"
+    path.write_bytes(b"\x93NUMPY\x09\0" + bytes(100))
+    assert refusal(path) == "not a sound .npy file: version (9, 0)"
+
+
+def test_more_tokens_than_memory_holds_are_refused_before_they_are_read(tmp_path):
+    path = tmp_path / "data.bin"
+    tokens = psutil.virtual_memory().total // BYTES_PER_TOKEN + 1
+    with path.open("wb") as stream:
+        stream.truncate(2 * tokens)  # a hole: it takes no room on the disk
+    assert re.fullmatch(
+        rf"{tokens} tokens would take [\d.]+ GiB of memory; [\d.]+ are free: score fewer, with --max-tokens",
+        refusal(path),
+    )
 
 
 class Canary:
@@ -197,7 +248,7 @@ def test_npy_of_objects_is_refused_and_runs_nothing(tmp_path):
     canary = tmp_path / "canary"
     path = tmp_path / "data.npy"
     np.save(path, np.array([Canary(str(canary))], dtype=object), allow_pickle=True)
-    assert refusal(path).startswith("not a sound .npy file of numbers: ")
+    assert refusal(path) == "holds object values, not integer token ids"
     assert not canary.exists()
     np.load(path, allow_pickle=True)
     assert canary.exists()  # so it was a canary
