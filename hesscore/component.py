@@ -124,5 +124,9 @@ def unbroadcast(cotangent: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def randn(rng: Generator, *shape: int) -> Tensor:
-    """Standard normal float64 values for examples."""
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+    """Standard normal float64 values for examples.
+
+    >>> randn(Generator()).shape, randn(Generator(), 2, 3).shape
+    (torch.Size([]), torch.Size([2, 3]))
+    """
+    return torch.randn(shape, generator=rng, dtype=torch.float64)
