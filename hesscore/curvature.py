@@ -86,7 +86,7 @@ class Curvature:
         self.part = first[0].nbytes
         """Bytes kept of a part of the data; none is larger than the first."""
         count = sum(leaf.numel() for leaf in parameters.values())
-        need = memory.working(count, len(batches), self.part, first[0].output.dtype)
+        need = memory.working(count, len(batches), self.part, next(iter(parameters.values())).dtype)
         memory.check(need, "1 part of the data" if len(batches) == 1 else f"{len(batches)} parts of the data")
         self.points: list[chain.Point] = []
         total: chain.Bundle = {}
@@ -220,7 +220,7 @@ def _check_constants(graph: Graph, leaves: Mapping[str, Tensor], batches: Sequen
 def _check_finite(name: str, leaf: Tensor) -> None:
     if not leaf.isfinite().all():
         wrong = leaf.numel() - int(leaf.isfinite().sum())
-        raise InputError(f"{name} is NaN or infinite in {wrong} of {leaf.numel()} places: no curvature there")
+        raise InputError(f"{name} is NaN or infinite in {wrong} of {leaf.numel()} places")
 
 
 def _pool(parts: int) -> ThreadPoolExecutor:
@@ -269,7 +269,7 @@ class Block:
     def at_once(self) -> int:
         """How many tangents a product should carry: as many as keep its widest array within the cache."""
         widest = max(point.widest for point in self.owner.points)
-        return max(1, min(CACHED_ELEMENTS // widest, MOVED_BYTES // self.owner.part))
+        return max(1, min(CACHED_ELEMENTS // widest, MOVED_BYTES // max(1, self.owner.part)))
 
     def dense(self) -> Tensor:
         """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory."""

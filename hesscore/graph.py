@@ -30,6 +30,11 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.index: dict[str, int] = {}
+        self.parameters: dict[str, tuple[int, ...]] = {}
+        """Name and shape of every parameter, in the order of the graph."""
+
+        self.curved: set[int] = set()
+        """The nodes with curvature of their own: the terms of identity (1)."""
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> int:
         """Add a leaf that has derivatives and return its position."""
@@ -46,27 +51,21 @@ class Graph:
     def _append(self, node: Node) -> int:
         if node.name in self.index:
             raise ValueError(f"two nodes are named {node.name}")
-        self.index[node.name] = len(self.nodes)
+        position = self.index[node.name] = len(self.nodes)
         self.nodes.append(node)
-        return self.index[node.name]
-
-    @property
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every parameter, in the order of the graph."""
-        return {node.name: node.shape for node in self.nodes if node.shape is not None}
+        if node.shape is not None:
+            self.parameters[node.name] = node.shape
+        if node.kind:
+            self.curved.add(position)
+        return position
 
     @property
     def parameter_positions(self) -> frozenset[int]:
-        return frozenset(i for i, node in enumerate(self.nodes) if node.shape is not None)
+        return frozenset(self.positions(self.parameters))
 
     @property
     def constants(self) -> list[str]:
         return [node.name for node in self.nodes if node.component is None and node.shape is None]
-
-    @property
-    def curved(self) -> frozenset[int]:
-        """The nodes with curvature of their own: the terms of identity (1)."""
-        return frozenset(i for i, node in enumerate(self.nodes) if node.kind)
 
     def downstream(self, roots: Set[int]) -> set[int]:
         """The nodes that depend on one of ``roots``, these included."""

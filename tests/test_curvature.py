@@ -173,8 +173,52 @@ def test_a_missing_or_misshapen_parameter_is_named(ours):
         Curvature(ours.graph, {**ours.leaves, name: ours.leaves[name].T})
 
 
+def test_a_missing_constant_is_named(ours):
+    constants = {name: ours.leaves[name] for name in ours.graph.constants}
+    weights = {name: ours.leaves[name] for name in ours.parameters}
+    for name in constants:
+        few = {key: value for key, value in constants.items() if key != name}
+        for leaves, batches in (weights | few, [Batch()]), (weights, [Batch(0.5, constants), Batch(0.5, few)]):
+            with pytest.raises(InputError, match=f"no value for the constant {name}"):
+                Curvature(ours.graph, leaves, batches)
+
+
+def test_there_is_some_data(ours):
+    with pytest.raises(UsageError, match="no parts of the data"):
+        Curvature(ours.graph, ours.leaves, [])
+
+
+def test_a_part_of_the_data_has_no_parameters(ours):
+    name = "blocks.0.norm1.bias"
+    with pytest.raises(InputError, match=f"{name} is a parameter"):
+        Curvature(ours.graph, ours.leaves, [Batch(1.0, {name: ours.leaves[name]})])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.complex128])
+def test_parameters_have_one_dtype_that_has_curvature(ours, dtype):
+    name = "blocks.0.mlp.up.weight"
+    with pytest.raises(InputError, match=r" is in torch\.\w+: all parameters are in float64, or all in float32"):
+        Curvature(ours.graph, {**ours.leaves, name: ours.leaves[name].to(dtype)})
+    if dtype != torch.float32:
+        with pytest.raises(InputError, match=f"embed.token.weight is in {dtype}"):
+            Curvature(ours.graph, ours.leaves | {name: ours.leaves[name].to(dtype) for name in ours.parameters})
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["blocks.0.mlp.up.weight", "weights"])
+def test_a_leaf_that_is_not_finite_is_named(ours, name, value):
+    leaf = ours.leaves[name].clone()
+    leaf[0, 1] = value
+    ways = [({**ours.leaves, name: leaf}, [Batch()])]
+    if name not in ours.parameters:
+        ways.append((ours.leaves, [Batch(0.5), Batch(0.5, {name: leaf})]))
+    for leaves, batches in ways:
+        with pytest.raises(InputError, match=f"{name} is NaN or infinite in 1 of {leaf.numel()} places"):
+            Curvature(ours.graph, leaves, batches)
+
+
 def test_a_dense_block_is_announced_and_refused_beyond_free_memory(ours, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "hesscore.curvature")
+    caplog.set_level(logging.INFO, "hesscore.memory")
     ours.block("blocks.0.norm1.bias", "head.weight").dense()
     assert "dense block of 4 x 20" in caplog.text
     memory = psutil.virtual_memory()
@@ -275,11 +319,44 @@ print(rss().rss - before, len(tensors) > 50, any(x.requires_grad for x in tensor
 
 
 def test_what_would_not_fit_in_memory_is_refused_with_the_number(ours, monkeypatch):
-    memory = psutil.virtual_memory()._replace(available=1.5 * ours.points[0].nbytes)
+    """A part, two more that each thread works on, and the weights and two gradients in float64."""
+    part, count = ours.points[0].nbytes, sum(ours.leaves[name].numel() for name in ours.parameters)
+    memory = psutil.virtual_memory()._replace(available=3 * part + 3 * 8 * count)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     Curvature(ours.graph, ours.leaves, [Batch()])
-    with pytest.raises(InputError, match=r"2 parts of the data would take \d\.\d GiB of memory; \d\.\d are free"):
+    sizes = [f"{size / 2**30:.3g}" for size in (4 * part + 3 * 8 * count, memory.available)]
+    with pytest.raises(InputError) as caught:
         Curvature(ours.graph, ours.leaves, [Batch(0.5), Batch(0.5)])
+    assert str(caught.value) == f"2 parts of the data would take {sizes[0]} GiB of memory; {sizes[1]} are free"
+
+
+def test_a_run_takes_no_more_memory_than_is_said():
+    """Of a process of its own, with products and an attribution, beside what Python itself takes."""
+    program = """
+import resource, sys, psutil, torch
+from hesscore import memory
+from hesscore.curvature import Curvature
+from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model, parameters
+
+torch.set_num_threads(1)
+dtype = getattr(torch, sys.argv[1])
+spec = Spec(d_model=128, d_ff=512, heads=8, layers=2, seq_len=256, batch=8)
+weights = {name: weight.to(dtype) for name, weight in parameters(spec).items()}
+data = torch.randn(8, 256, 128, dtype=torch.float64)
+leaves = inputs(spec, data, data.flip(1)) | weights
+before, said = psutil.Process().memory_info().rss, []
+memory.check = lambda need, what: said.append(need)
+curvature = Curvature(model(spec), leaves)
+curvature.hvp(curvature.gradient)
+curvature.attribution(curvature.gradient)
+print(said[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+    for dtype in "float64", "float32":
+        run = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True, check=True)
+        said, taken = map(int, run.stdout.split())
+        assert 0.5 * said < taken < said
 
 
 def test_the_memory_of_a_point_is_counted_once_and_without_the_weights(ours):

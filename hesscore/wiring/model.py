@@ -15,6 +15,9 @@ from hesscore.spec import Spec
 from hesscore.wiring.block import BLOCKS
 from hesscore.wiring.parts import norm
 
+PER_SEQUENCE = ("input", "target", "tokens", "targets", "weights")
+"""The constants that have the batch for their first axis; the others are the same for every part of it."""
+
 
 def model(spec: Spec) -> Graph:
     """The graph of ``spec``, ending in its loss; its constants are what ``inputs`` returns."""
@@ -54,11 +57,12 @@ def inputs(
     weigh the tokens in the loss (by default 1, and 0 on padding).
     """
     batch, length = data.shape[:2]
-    keep = torch.ones(batch, length, dtype=torch.bool) if keep is None else keep
-    pairs = keep[:, None, None, None, :]
+    pairs = torch.ones(1, 1, 1, 1, length, dtype=torch.bool) if keep is None else keep[:, None, None, None, :]
     if spec.causal:
         pairs = pairs & torch.ones(length, length, dtype=torch.bool).tril()
-    constants = {"mask": pairs, "weights": (keep.double() if weights is None else weights)}
+    if weights is None:
+        weights = torch.ones(batch, length, dtype=torch.float64) if keep is None else keep.double()
+    constants = {"mask": pairs, "weights": weights}
     if spec.positions == "learned":
         constants["positions"] = torch.arange(length)
     if spec.positions == "rotary":

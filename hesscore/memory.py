@@ -1,0 +1,46 @@
+"""Memory: what is free, what a run will take, and the refusal of what would not fit."""
+
+from __future__ import annotations
+
+import logging
+
+import psutil
+import torch
+
+from hesscore.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+def free() -> int:
+    """Bytes that can be taken without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def excess(need: int) -> str | None:
+    """What to say of a ``need`` in bytes that is not free; ``None`` if it is."""
+    available = free()
+    if need <= available:
+        return None
+    return f"would take {need / 2**30:.3g} GiB of memory; {available / 2**30:.3g} are free"
+
+
+def check(need: int, what: str) -> None:
+    """Say what is about to be taken, and refuse what is not free."""
+    log.info("%s: %.3g GiB", what, need / 2**30)
+    if said := excess(need):
+        raise InputError(f"{what} {said}")
+
+
+def threads(parts: int) -> int:
+    """How many parts of the data are worked on at a time."""
+    return min(parts, torch.get_num_threads())
+
+
+def working(parameters: int, parts: int, part: int, dtype: torch.dtype) -> int:
+    """Bytes of a point and its products, where ``parts`` of the data keep ``part`` bytes each, beside the weights.
+
+    Each thread works on about two more parts, and sums have a gradient a thread: in float64, as have the weights.
+    """
+    at_once = threads(parts)
+    return part * parts + at_once * 2 * part * 8 // dtype.itemsize + 8 * parameters * (2 + at_once)
