@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor
 
+from hesscore import memory
 from hesscore.errors import InputError, UsageError
 from hesscore.files import File, examine, naming, short
 
@@ -151,10 +151,8 @@ def _enough(stored: Stored, scored: int) -> Stored:
 
 
 def _ids(stored: Stored) -> Tensor:
-    need, free = stored.size * BYTES_PER_TOKEN, psutil.virtual_memory().available
-    if need > free:
-        sizes = f"{need / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free"
-        raise InputError(f"{stored.size} tokens would take {sizes}: score fewer, with --max-tokens")
+    if said := memory.excess(stored.size * BYTES_PER_TOKEN):
+        raise InputError(f"{stored.size} tokens {said}: score fewer, with --max-tokens")
     ids = torch.from_numpy(stored.astype(np.int64))
     if int(ids.min()) < 0:
         raise InputError(f"{_first(ids, ids < 0)} is not an id: negative, or too large for int64")

@@ -78,10 +78,11 @@ class Subclass(Tensor):
 
 def test_tensors_that_are_more_than_tensors_are_refused(tmp_path):
     state = state_dict(ARGS)
-    for change in (lambda tensor: tensor.as_subclass(Subclass), lambda tensor: setattr(tensor, "note", 1) or tensor):
-        odd = state | {C_FC: change(state[C_FC].clone())}
+    noted = state[C_FC].clone()
+    noted.note = 1
+    for odd in state[C_FC].as_subclass(Subclass), noted:
         expected = f"asks to run torch._tensor._rebuild_from_type_v2 on loading; nothing was run; {RESAVE}"
-        assert refusal(saved(tmp_path, odd)) == expected
+        assert refusal(saved(tmp_path, state | {C_FC: odd})) == expected
 
 
 def test_attributes_in_the_pickle_shadow_no_method(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickletools
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -129,15 +130,13 @@ def _made(opcode: str, argument: Any, taken: list[Any]) -> Any:
         case "EMPTY_LIST" | "EMPTY_DICT":
             return Made(opcode.removeprefix("EMPTY_").lower())
         case "APPEND" | "APPENDS":
-            taken[0].contents.update(map(kind, taken[1:]))
-            return taken[0]
+            return _filled(taken[0], map(kind, taken[1:]))
         case "SETITEM" | "SETITEMS":
-            keys = Counter(map(kind, taken[1::2]))
+            keys = list(map(kind, taken[1::2]))
             wrong = next((key for key in keys if key not in KEYS), None)
             if wrong:
                 raise InputError(f"a dictionary in it has a {wrong} for a key, not a name or a number; {RESAVE}")
-            taken[0].contents.update(keys)
-            return taken[0]
+            return _filled(taken[0], keys)
         case "GLOBAL":
             return Made(_named(argument.replace(" ", ".", 1)))
         case "REDUCE":
@@ -150,6 +149,13 @@ def _made(opcode: str, argument: Any, taken: list[Any]) -> Any:
         case "STOP":
             return taken[0]
     return argument
+
+
+def _filled(container: Any, kinds: Iterable[str]) -> Made:
+    if not isinstance(container, Made):
+        raise ValueError(f"it puts something into a {kind(container)}")
+    container.contents.update(kinds)
+    return container
 
 
 def _named(name: str) -> str:
