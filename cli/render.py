@@ -6,14 +6,17 @@ rich is loaded only where a terminal is there to show it; it honours ``NO_COLOR`
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import ceil, floor, isfinite, log10
+from math import ceil, isfinite
 from typing import NamedTuple
+
+FOLDED = 16
+"""Columns to which text may be folded where a terminal is narrow."""
 
 
 class Measured(NamedTuple):
-    """A number with its error, shown to four digits: ``2.374(3)`` is 2.374 within 0.003, ``2.374`` within half a digit.
+    """A number with its error, shown to four digits: ``2.374(3)`` is 2.374 within 0.003, ``2.374`` within 0.001.
 
-    Errors are rounded up.
+    Errors are rounded up, and hold what is lost by rounding the value.
     """
 
     value: float | None
@@ -24,17 +27,22 @@ class Measured(NamedTuple):
             return "-"
         if not (isfinite(self.value) and isfinite(self.error)):
             return f"{self.value:g} ± {self.error:g}"
-        size = max(abs(self.value), self.error)
-        exponent = floor(log10(size)) if size else 0
+        exponent = _exponent(max(abs(self.value), self.error), digits=4)
         shift = 0 if -4 < exponent < 6 else exponent
         value, error = self.value / 10.0**shift, self.error / 10.0**shift
         last = exponent - shift - 3  # the decimal place of the fourth digit
         doubt = ""
         if error > 0.5 * 10.0**last:
-            last = max(last, floor(log10(error)))
-            doubt = f"({ceil(error / 10.0**last - 1e-9) * 10 ** max(last, 0)})"
-        power = f"e{shift:+03d}" if shift else ""
-        return f"{round(value, -last):.{max(-last, 0)}f}{doubt}{power}"
+            last = max(last, _exponent(error, digits=1))
+            lost = abs(round(value, -last) - value)
+            doubt = f"({ceil((error + lost) / 10.0**last - 1e-9) * 10 ** max(last, 0)})"
+        power = f"e{shift:+d}" if shift else ""
+        return f"{round(value, -last) + 0.0:.{max(-last, 0)}f}{doubt}{power}"  # + 0.0: there is no -0
+
+
+def _exponent(size: float, digits: int) -> int:
+    """The power of ten of a number that is rounded to so many digits."""
+    return int(f"{size:.{digits - 1}e}".partition("e")[2])
 
 
 def on_terminal() -> bool:
@@ -110,10 +118,13 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bo
 
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     console = Console()
+    least = 0
     for i, (column, right) in enumerate(zip(columns, numeric, strict=True)):
         widest = max(len(line[i]) for line in [list(columns), *cells])
         whole = right or (i == 0 and widest <= console.width // 3)  # a name is broken only if it crowds out the rest
         grid.add_column(column, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+        least += 2 + (widest if whole else min(widest, FOLDED))
+    console.width = max(console.width, least)  # a terminal breaks lines; rich would crop numbers
     for line in cells:
         grid.add_row(*map(Text, line))  # Text, because a plain str would be read as rich's markup
     console.print(grid)

@@ -4,9 +4,13 @@ import os
 import pty
 import subprocess
 import sys
+from decimal import Decimal
+from re import fullmatch
 
 import pytest
-from hesscore_cli.render import message, progress, table
+from hesscore_cli.render import Measured, message, progress, table
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 COLUMNS = ["parameter", "lambda_max", "note"]
 ROWS = [["blocks.3.attn.q[red]", 1 / 3, None], ["head" * 30, 12345.678901, "a\x1b[31m\nb"]]
@@ -88,3 +92,43 @@ def test_progress_is_shown_on_a_terminal_and_leaves_data_on_stdout():
 def test_no_color_is_honoured():
     assert "\x1b[3" in on_terminal(PROGRESS, "stderr")[0]
     assert "\x1b[3" not in on_terminal(PROGRESS, "stderr", NO_COLOR="1")[0]
+
+
+@pytest.mark.parametrize(
+    "value, error, text",
+    [
+        (2.3744, 0.003, "2.374(4)"),  # what rounding loses is in the error
+        (937.71, 0.001, "937.7"),
+        (-77.74, 0.31, "-77.7(4)"),
+        (3748.0, 41.0, "3750(50)"),
+        (-3e7, 2e8, "0(3)e+8"),
+        (-1e-9, 0.5, "0.0(6)"),
+        (9.9999e-4, 0.0, "0.001000"),
+        (1.5e-7, 0.0, "1.500e-7"),
+        (0.0, 0.0, "0.000"),
+        (None, 1.0, "-"),
+    ],
+)
+def test_a_measured_number(value, error, text):
+    assert str(Measured(value, error)) == text
+
+
+@given(st.floats(-1e12, 1e12), st.floats(0, 1e12))
+@example(99.996, 0.0005)
+@example(0.0995, 0.0951)
+def test_a_measured_number_is_within_the_error_that_is_shown(value, error):
+    shown = fullmatch(r"(-?[\d.]+)(?:\((\d+)\))?(?:e([+-]\d+))?", str(Measured(value, error)))
+    digits, doubt, power = shown.groups()
+    unit = Decimal(1).scaleb(-len(digits.partition(".")[2]) + int(power or 0))
+    apart = abs(Decimal(digits).scaleb(int(power or 0)) - Decimal(value)) + Decimal(error)
+    assert apart <= int(doubt or 1) * unit * Decimal("1.000001")
+    assert len(digits.strip("-0.").replace(".", "")) <= 6
+
+
+@pytest.mark.parametrize("width", ["20", "40", "60"])
+def test_no_terminal_is_too_narrow_for_a_number(width):
+    columns, row = ["block", "a", "b", "cause"], ["0.attn.q", 12345.0, 0.5, "w " * 40]
+    program = f"from hesscore_cli.render import table; table({columns}, [{row}])"
+    shown, _ = on_terminal(program, "stdout", COLUMNS=width)
+    assert "1.234e+04" in shown
+    assert shown.count("w") == 40
