@@ -35,8 +35,9 @@ class Ends:
     """Smallest and largest eigenvalue, as Rayleigh quotients ``values`` of the unit ``vectors (n, 2)``.
 
     An error bounds the distance to the end of the spectrum.  It is the residual norm ``|H v - lambda v|`` or, where
-    that is more, what may lie ``beyond`` (see ``Krylov``); plus ``ROUNDING`` times what is seen of rounding, which is
-    how far ``3 H (v/3)`` is from ``H v``, and ``UNSEEN``.  A block is ``flat`` if there is nothing in it but rounding.
+    that is more, what may lie ``beyond`` (see ``Krylov``), plus rounding: ``ROUNDING`` times what is seen of it, which
+    is how far ``3 H (v/3)`` is from ``H v``; ``UNSEEN``; and the asymmetry of a block that is formed whole.  A block is
+    ``flat`` if there is nothing in it but rounding.
     """
 
     values: tuple[float, float]
@@ -59,16 +60,17 @@ def ends(block: Block, tolerance: float, rng: Generator) -> Ends:
         matrix = _finite(block.dense()).double()
         vectors = torch.linalg.eigh((matrix + matrix.T) / 2).eigenvectors[:, [0, -1]].to(block.owner.loss)
         beyond, trace = torch.zeros(2), Trace(float(matrix.trace()), 0.0)
+        unseen = (matrix - matrix.T).norm()
     else:
         start = unit(torch.randn(n, 1, generator=rng, dtype=torch.float64).to(block.owner.loss))
         value, residual, rounding = _measured(product, start)
         flat = bool(value.hypot(residual) <= rounding)  # |H v|: Lanczos would chase it for ever
         krylov = lanczos(product, start[:, 0], tolerance / 2, 2 if flat else _affordable(block))
-        vectors, beyond = unit(krylov.vectors), krylov.beyond
+        vectors, beyond, unseen = unit(krylov.vectors), krylov.beyond, torch.zeros(())
         trace = deflated_hutchinson(product, krylov, PROBES, block.at_once, rng)
     values, residuals, rounding = _measured(product, vectors)
     size = values.abs().max()
-    rounding += UNSEEN[vectors.dtype] * size
+    rounding += UNSEEN[vectors.dtype] * size + unseen
     flat = flat or bool((values.hypot(residuals) <= rounding).all())
     errors = residuals.maximum(beyond) + rounding
     order = values.argsort()  # the same eigenvalue twice may come out the wrong way round
