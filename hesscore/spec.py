@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from pydantic_core import ErrorDetails
 
 from hesscore.errors import InputError, UsageError
-from hesscore.files import File, examine, naming
+from hesscore.files import File, examine, naming, short
 
 LONGEST_FILE = 2**16
 """Bytes; a spec takes a few hundred."""
 
 LONGEST_VALUE = 80
-"""Characters of a name or value, in the file and in messages."""
+"""Characters."""
 
 FAULTS_SHOWN = 4
 
@@ -122,7 +122,7 @@ def _fields(text: str) -> dict[str, object]:
             if not isinstance(next(events), start):
                 raise UsageError("a spec is a mapping of fields, such as d_model: 768")
         while isinstance(key := next(events), yaml.ScalarEvent):
-            name, value = _short(key.value), next(events)
+            name, value = _shown(key.value), next(events)
             if key.value in fields:
                 raise UsageError(f"{name}: given again in line {_line(key)}")
             if not isinstance(value, yaml.ScalarEvent) or value.tag or len(value.value) > LONGEST_VALUE:
@@ -155,7 +155,7 @@ def _value(scalar: yaml.ScalarEvent) -> object:
 
 
 def _explain(error: ErrorDetails) -> str:
-    field = _short(".".join(map(str, error["loc"])))
+    field = _shown(".".join(map(str, error["loc"])))
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(field, Spec.model_fields, 1)
         return f"unknown field {field}" + (f", did you mean {near[0]}?" if near else "")
@@ -163,7 +163,5 @@ def _explain(error: ErrorDetails) -> str:
     return f"{field}: {message[0].lower()}{message[1:]}" if field else message
 
 
-def _short(name: str) -> str:
-    """A name from a file, on one line and not too long for a message."""
-    shown = name if name.isprintable() else ascii(name)
-    return shown if len(shown) <= LONGEST_VALUE else f"{shown[:LONGEST_VALUE]}..."
+def _shown(name: str) -> str:
+    return short(name if name.isprintable() else ascii(name))

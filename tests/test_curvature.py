@@ -342,9 +342,9 @@ from hesscore.wiring.model import inputs, model, parameters
 
 torch.set_num_threads(1)
 dtype = getattr(torch, sys.argv[1])
-spec = Spec(d_model=128, d_ff=512, heads=8, layers=2, seq_len=256, batch=8)
+spec = Spec(d_model=128, d_ff=512, heads=8, layers=2, seq_len=128, batch=8)
 weights = {name: weight.to(dtype) for name, weight in parameters(spec).items()}
-data = torch.randn(8, 256, 128, dtype=torch.float64)
+data = torch.randn(8, 128, 128, dtype=torch.float64)
 leaves = inputs(spec, data, data.flip(1)) | weights
 before, said = psutil.Process().memory_info().rss, []
 memory.check = lambda need, what: said.append(need)

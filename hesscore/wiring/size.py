@@ -16,10 +16,10 @@ def parameter_count(spec: Spec) -> int:
 
 
 def kept(spec: Spec, length: int) -> int:
-    """Numbers that products need of the values and gradients at a sequence of ``length`` tokens."""
+    """Numbers that stay in memory of a sequence of ``length`` tokens: its data, values and gradients."""
     features = 14 * spec.d_model + 4 * spec.groups * spec.head_dim
     hidden = (9 if spec.gated else 5) * spec.d_ff
     attention = 3 * spec.heads * length
     scales = 10
-    ends = 4 * spec.d_model + 3 * (spec.vocab or 0)
+    ends = 4 * spec.d_model + 3 * spec.vocab if spec.vocab else 2 * spec.d_model
     return length * (spec.layers * (features + hidden + attention + scales) + ends)

@@ -1,0 +1,214 @@
+"""From a spec or a checkpoint to a problem: its size is told before it is built, and what does not fit is refused."""
+
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from hesscore import memory
+from hesscore.curvature import Curvature
+from hesscore.errors import InputError, UsageError
+from hesscore.inputs import UNSCORED
+from hesscore.problem import open_problem, split
+from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.size import kept, parameter_count
+from tests import reference
+
+FOLDER = Path(__file__).parent.parent / "sample_runs/pydoc"
+VAL, CHECKPOINT = FOLDER / "val.bin", FOLDER / "ckpt-end.pt"
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    def write(name="spec.yaml", **fields):
+        path = tmp_path / name
+        path.write_text("\n".join(f"{k}: {v}" for k, v in {"d_model": 16, "d_ff": 32, "seq_len": 8, **fields}.items()))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Say how much memory is free."""
+
+    def say(size):
+        left = psutil.virtual_memory()._replace(available=size)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
+
+    return say
+
+
+# --- what is told is what is taken ---
+
+SPECS: dict[str, dict[str, Any]] = {
+    "pre": {"heads": 2},
+    "post": {"placement": "post", "norm_eps": 0.0, "causal": False, "bias": False},
+    "parallel": {"placement": "parallel", "heads": 4, "tied": True, "vocab": 7, "layers": 3},
+    "llama": {"norm": "rmsnorm", "positions": "rotary", "gated": True, "heads": 4, "kv_heads": 2, "bias": False},
+    "gpt": {"vocab": 65, "positions": "learned", "layers": 2, "heads": 4, "d_ff": 64},
+    "relu squared": {"activation": "relu_squared", "d_ff": 100, "vocab": 300, "batch": 3},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS)
+def test_sizes_are_told_from_the_spec_alone(fields, dtype):
+    spec = Spec(**{"d_model": 16, "d_ff": 32, "layers": 4, "seq_len": 24, "batch": 2, **fields})
+    weights = parameters(spec)
+    assert parameter_count(spec) == sum(weight.numel() for weight in weights.values())
+    _, data = reference.draw(spec, batch=spec.batch)
+    cast = {name: weight.to(dtype) for name, weight in weights.items()}
+    point = Curvature(model(spec), inputs(spec, **data) | cast).points[0]
+    there = point.nbytes + data["data"].nbytes + data["target"].nbytes
+    assert dtype.itemsize * spec.batch * kept(spec, spec.seq_len) == pytest.approx(there, rel=0.03)
+
+
+def test_what_any_number_of_layers_takes_is_told_at_once():
+    started = monotonic()
+    spec = Spec(d_model=10**12, d_ff=10**12, layers=10**12, vocab=10**12, seq_len=10**12)
+    assert parameter_count(spec) == pytest.approx(6e36, rel=1e-9)
+    assert kept(spec, spec.seq_len) == pytest.approx(26e36, rel=1e-9)
+    assert monotonic() - started < 1
+
+
+# --- a spec that is too large ---
+
+ABSURD: list[tuple[str, dict[str, Any]]] = [
+    ("layers", {"layers": 10_000, "d_model": 1024}),
+    ("d_model", {"d_model": 10**9}),
+    ("d_model", {"d_model": 10**9, "heads": 10**9}),
+    ("d_model", {"d_model": 10**12, "d_ff": 10**12}),
+    ("d_ff", {"d_ff": 10**9}),
+    ("vocab", {"vocab": 10**9}),
+    ("batch", {"batch": 10**9}),
+    ("seq_len", {"seq_len": 10**9}),
+    ("seq_len", {"seq_len": 200_000}),
+    ("seq_len", {"seq_len": 10**12, "vocab": 50, "positions": "learned"}),
+]
+
+
+@pytest.mark.parametrize(("field", "fields"), ABSURD)
+def test_the_field_that_makes_a_spec_too_large_is_named_at_once(spec_file, free, field, fields):
+    free(16 * 2**30)
+    path, started = spec_file(**fields), monotonic()
+    with pytest.raises(UsageError) as caught:
+        open_problem(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: {field}: {fields[field]} is too large: ")
+    assert said.endswith(" GiB of memory; 16 are free")
+    assert monotonic() - started < 1
+
+
+def test_the_sizes_are_said(spec_file, free):
+    free(2**30)
+    with pytest.raises(UsageError, match=r"batch: 100000 is too large: 2,224 parameters and 800,000 tokens would take"):
+        open_problem(spec_file(batch=100_000))
+
+
+def test_no_stack_is_so_deep_that_its_graph_takes_minutes(spec_file):
+    with pytest.raises(UsageError, match="layers: 10001 are more than 10000"):
+        open_problem(spec_file(layers=10_001))
+
+
+def test_a_thousand_layers_are_none_too_many(spec_file):
+    curvature = open_problem(spec_file(layers=1000, d_model=4, d_ff=4)).curvature()
+    block = curvature.block("blocks.999.norm2.bias")
+    started = monotonic()
+    for _ in range(50):
+        block @ torch.ones(4, dtype=torch.float64)
+    assert monotonic() - started < 5  # a tenth of a second each, though the whole model takes one
+    assert block.at_once * curvature.part <= 2**28
+
+
+# --- data that are too many ---
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A token file of a million tokens."""
+    path = tmp_path / "many.npy"
+    np.save(path, np.resize(np.fromfile(VAL, "<u2"), 10**6))
+    return path
+
+
+def test_tokens_that_do_not_fit_are_refused_at_once_with_a_number_that_does(many, free):
+    free(2**29)
+    started = monotonic()
+    with pytest.raises(InputError) as caught:
+        open_problem(CHECKPOINT, many, max_tokens=900_000)
+    assert monotonic() - started < 3
+    said, advice = str(caught.value).split(": --max-tokens ")
+    assert said.startswith(f"{many}: 900000 tokens would take 1")
+    assert said.endswith(" GiB of memory; 0.5 are free")
+    most = int(advice.removesuffix(" fits"))
+    problem = open_problem(CHECKPOINT, many, max_tokens=most)
+    assert problem.scored == most > 1000
+    problem.curvature()
+    with pytest.raises(InputError, match=f"--max-tokens {most} fits"):
+        open_problem(CHECKPOINT, many, max_tokens=most + 1)
+
+
+def test_where_no_window_fits_no_number_is_given(free):
+    free(2**20)
+    for tokens in VAL, None:
+        with pytest.raises(InputError, match=r"are free: not even 128 tokens fit$"):
+            open_problem(CHECKPOINT, tokens)
+
+
+# --- parts of the data ---
+
+
+def test_the_shares_of_the_parts_are_exact():
+    """Three windows of 3, 2 and 1 scored tokens: in float32 their shares would not add up to one."""
+    spec = Spec(d_model=4, d_ff=4, vocab=400, seq_len=512)
+    target = torch.full((3, 512), UNSCORED)
+    for row, count in enumerate((3, 2, 1)):
+        target[row, :count] = 7
+    batches = split(spec, torch.zeros(3, 512, dtype=torch.int64), target)
+    assert [batch.share for batch in batches] == [3 / 6, 2 / 6, 1 / 6]
+
+
+def test_parts_share_what_is_the_same_for_all():
+    spec = Spec(d_model=4, d_ff=4, vocab=400, seq_len=512, positions="rotary")
+    data = torch.arange(3 * 512).view(3, 512) % 400
+    batches = split(spec, data, data.roll(-1, 1))
+    assert len(batches) == 3
+    for name in "mask", "rotary.cos", "rotary.sin":
+        assert all(batch.constants[name] is batches[0].constants[name] for batch in batches)
+    for name, whole in inputs(spec, data, data.roll(-1, 1)).items():
+        if name in ("tokens", "targets", "weights"):
+            assert torch.equal(torch.cat([batch.constants[name] for batch in batches]), whole)
+
+
+# --- what is asked for ---
+
+
+@pytest.mark.parametrize("name", ["spec.yaml", "spec.yml", "spec.YAML", "spec.Yml"])
+def test_a_spec_is_known_by_its_suffix(spec_file, name):
+    assert open_problem(spec_file(name)).spec.d_model == 16
+
+
+def test_a_file_has_a_name():
+    with pytest.raises(UsageError, match=r"^SOURCE is empty: name a file$"):
+        open_problem("")
+    with pytest.raises(UsageError, match=r"^--tokens is empty: name a file$"):
+        open_problem(CHECKPOINT, "")
+
+
+def test_where_the_data_came_from_is_kept(spec_file):
+    assert open_problem(CHECKPOINT, VAL).provenance["max_tokens"] == 4096
+    assert open_problem(CHECKPOINT, VAL, max_tokens=100).provenance["max_tokens"] == 100
+    assert open_problem(CHECKPOINT).provenance["max_tokens"] is None
+    assert open_problem(spec_file()).provenance["max_tokens"] is None
+
+
+def test_memory_is_said_in_whole_words(free):
+    free(3 * 2**30)
+    assert memory.excess(3 * 2**30) is None
+    assert memory.excess(10**30) == "would take 9.31e+20 GiB of memory; 3 are free"
