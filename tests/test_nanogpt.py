@@ -149,6 +149,32 @@ def test_parameters_of_a_module_are_taken_without_their_autograd(tmp_path):
     assert not any(tensor.requires_grad for tensor in checkpoint.parameters.values())
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whatever_else_a_training_script_saves_is_no_hindrance(tmp_path, zipped):
+    weights = {name: torch.nn.Parameter(tensor) for name, tensor in state_dict(ARGS).items()}
+    optimizer = torch.optim.AdamW(weights.values(), lr=1e-3)
+    for weight in weights.values():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    state = torch.nn.ParameterDict({name.replace(".", "/"): weight for name, weight in weights.items()}).state_dict()
+    assert vars(state)["_metadata"]  # what state_dict() writes beside its tensors
+    for name in weights:
+        state[name] = state.pop(name.replace(".", "/"))
+    rest = {
+        "best_val_loss": torch.tensor(1.5),
+        "config": {"dtype": "bfloat16", "betas": (0.9, 0.95), "compile": True, "init_from": None, "seed": 2**40, 3: -1},
+        "kinds": [torch.bfloat16, torch.device("cuda:0"), torch.device("cpu"), torch.Size([2, 3]), b"bytes"],
+        "tensors": [
+            torch.get_rng_state(),
+            torch.nn.Parameter(torch.zeros(2)),
+            torch.zeros(2, dtype=torch.cfloat).conj(),
+        ],
+    }
+    content = {"model": state, "model_args": ARGS, "optimizer": optimizer.state_dict(), **rest}
+    torch.save(content, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert_same_model(tmp_path / "ckpt.pt", dict(state), ARGS)
+
+
 def test_harmless_numpy_scalars_are_read(tmp_path):
     args = ARGS | {"n_layer": np.int64(2), "n_embd": np.int32(8), "dropout": np.float64(0)}
     losses = {"best_val_loss": np.float32(1.5), "config": {"lr": np.float64(1e-3), "bias": np.bool_(True)}}

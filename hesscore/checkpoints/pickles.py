@@ -20,7 +20,7 @@ from hesscore.files import short
 RESAVE = "torch.save only dense tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
 
 MOST_STEPS = 2_000_000
-"""Opcodes in one pickle.  A weight takes about thirty, and as many for each of its moments."""
+"""Opcodes in one pickle.  A weight takes about fifty, and each of its two moments as many."""
 
 OPCODES = frozenset(
     "PROTO STOP GLOBAL REDUCE BUILD BINPERSID MARK BINGET LONG_BINGET BINPUT LONG_BINPUT "  # noqa: SIM905
