@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import sys
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import Components, Csv, Dtype, Json, Layers, MaxTokens, Quiet, Seed, Tokens
+from .process import keep_on_interrupt
 from .render import Measured, message, on_terminal, progress, show, table
 
 if TYPE_CHECKING:
@@ -34,17 +35,18 @@ def analyze(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Report the curvature of every parameter block: how steep it is, with which error, and what causes it."""
+    """Report the curvature of every parameter block.
+
+    How steep it is, with which error, and what causes it.
+    """
     from hesscore.analysis import analyze as rows_of
     from hesscore.analysis import cost, select
     from hesscore.errors import UsageError
     from hesscore.problem import open_problem
-    from hesscore.report import Report, check_writable, write
+    from hesscore.report import Report, check_writable, deliver
 
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance {tolerance}: give a number between 0 and 1")
-    if csv is not None and csv == json:
-        raise UsageError(f"--csv and --json cannot both write to {'stdout' if csv == '-' else csv}")
     check_writable([csv, json], [source, tokens])
     started = monotonic()
     problem = open_problem(source, tokens, dtype, seed, max_tokens)
@@ -52,25 +54,22 @@ def analyze(
     if not quiet:
         for note in problem.notes:
             message(f"note: {note}")
+        if not sys.stderr.isatty():  # a terminal gets a bar
+            message(f"{_count(len(names), 'block')} on {_count(problem.scored, 'token')}")
     curvature = problem.curvature()
     settings = {"seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
-    report = Report(problem, float(curvature.loss), settings)
+    report = Report(problem, float(curvature.loss), settings, names)
+    keep_on_interrupt()
     try:
         with progress("analyze", sum(cost(problem, name) for name in names), quiet) as advance:
             for row in rows_of(problem, curvature, names, seed, tolerance):
                 report.rows.append(row)
                 advance(cost(problem, row.name))
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once is enough, and what follows is short
-        report.skipped = dict.fromkeys(names[len(report.rows) :], "interrupted")
         message(f"interrupted: {len(report.rows)} of {len(names)} blocks are finished")
     report.duration = monotonic() - started
-    outputs = {path: text for path, text in ((csv, report.to_csv), (json, report.to_json)) if path is not None}
-    for path in sorted(outputs, key="-".__eq__):  # stdout last: its reader may leave early, and that ends hess
-        write(path, outputs[path]())
-    if "-" not in outputs:
-        _show(report)
-    if report.skipped:
+    deliver({csv: report.to_csv(), json: report.to_json()}, lambda: _show(report))
+    if len(report.rows) < len(names):
         raise typer.Exit(130)
 
 
@@ -78,28 +77,29 @@ def _show(report: Report) -> None:
     from hesscore.analysis import COLUMNS
 
     problem = report.problem
-    spec, count = problem.spec, sum(weight.numel() for weight in problem.parameters.values())
+    spec = problem.spec
+    parameters = _count(sum(weight.numel() for weight in problem.parameters.values()), "parameter")
+    scored = _count(problem.scored, "scored token")
     family, what = problem.provenance.get("family", "spec"), "cross entropy" if spec.vocab else "squared error"
     show(
-        f"{problem.source}: {family}, {spec.layers} layers, d_model {spec.d_model}, {count:,} parameters",
-        f"loss {report.loss:.6g}: mean {what} over {problem.scored:,} scored tokens, {problem.provenance['data']}",
+        f"{problem.source}: {family}, {_count(spec.layers, 'layer')}, d_model {spec.d_model}, {parameters}",
+        f"loss {report.loss:.6g}: mean {what} over {scored}, {problem.provenance['data']}",
         "",
     )
     sharpest = sorted((row for row in report.rows if row.gauss_newton_share), key=lambda row: -(row.lambda_max or 0))
     if sharpest:
         show("sharpest blocks, and what causes their lambda_max, in percent:")
         for row in sharpest[:3]:
-            show(f"  {row.name:26} {Measured(row.lambda_max, row.lambda_max_error)!s:>9}   {_causes(row)}")
+            show(f"  {_name(row):26} {Measured(row.lambda_max, row.lambda_max_error)!s:>9}   {_causes(row)}")
         show("")
     if not on_terminal():
-        frame = report.frame
-        table(COLUMNS, frame.astype(object).where(frame.notna(), None).to_numpy().tolist())
+        table(COLUMNS, [list(record.values()) for record in report.records])
         return
     table(
         ("block", "|grad|", "lambda_max", "lambda_min", "trace", "caused by (%)"),
         [
             (
-                row.name.removeprefix("blocks."),
+                _name(row),
                 Measured(row.grad_norm),
                 Measured(row.lambda_max, row.lambda_max_error),
                 Measured(row.lambda_min, row.lambda_min_error),
@@ -110,7 +110,7 @@ def _show(report: Report) -> None:
         ],
     )
     show("(n) is the error of the last digit; where there is none, every digit holds.")
-    show(*(f"{row.name}: {row.note}" for row in report.rows if row.note))
+    show(*(f"{_name(row)}: {row.note}" for row in report.rows if row.note))
 
 
 def _causes(row: Row) -> str:
@@ -118,3 +118,11 @@ def _causes(row: Row) -> str:
     parts = {kind: 100 * getattr(row, f"from_{kind}") / row.lambda_max for kind in CAUSES}
     order = sorted(parts, key=lambda kind: -abs(parts[kind]))[:3]
     return ", ".join(f"{kind} {parts[kind]:.0f}" for kind in order if abs(parts[kind]) >= 1)
+
+
+def _name(row: Row) -> str:
+    return row.name.removeprefix("blocks.")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -60,33 +60,31 @@ COLUMNS = tuple(field.name for field in fields(Row))
 def select(problem: Problem, layers: str | None = None, components: str | None = None) -> list[str]:
     """The parameters whose layer is in ``layers`` (``0,3-5``) and whose component matches one of ``components``.
 
-    ``components`` are globs on the component (``attn.*,mlp.up``).  Selecting nothing is an error.
+    ``components`` are globs on the component (``attn.*,mlp.up``).  One that matches nothing is an error.
     """
     wanted = None if layers is None else _layers(layers, problem.spec.layers)
+    within = {name: place(name) for name in problem.graph.parameters}
+    within = {name: at for name, at in within.items() if wanted is None or at[0] in wanted}
     globs = ["*"] if components is None else [glob.strip() for glob in components.split(",")]
-    names = []
-    for name in problem.graph.parameters:
-        layer, component, _ = place(name)
-        if wanted is not None and layer not in wanted:
-            continue
-        if any(fnmatchcase(component, glob) for glob in globs):
-            names.append(name)
-    if not names:
-        within = [place(name)[:2] for name in problem.graph.parameters]
-        known = sorted({component for layer, component in within if wanted is None or layer in wanted})
-        raise UsageError(f"--components {components} matches nothing among {', '.join(known)}")
-    return names
+    known = sorted({component for _, component, _ in within.values()})
+    for glob in globs:
+        if not any(fnmatchcase(component, glob) for component in known):
+            raise UsageError(f"--components {glob or repr(glob)} matches nothing among {', '.join(known)}")
+    return [name for name, (_, component, _) in within.items() if any(fnmatchcase(component, glob) for glob in globs)]
 
 
 def _layers(text: str, count: int) -> set[int]:
+    known = {str(layer): layer for layer in range(count)}  # not int(), which refuses to read thousands of digits
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--layers {text}: layers are given as 0,3-5")
-        start, end = int(first), int(last or first)
-        if not start <= end < count:
+        if first not in known or (dash and last not in known):
             raise UsageError(f"--layers {text}: the model has layers 0 to {count - 1}")
+        start, end = known[first], known[last or first]
+        if start > end:
+            raise UsageError(f"--layers {text}: {part.strip()} runs backwards, write {end}-{start}")
         chosen |= set(range(start, end + 1))
     return chosen
 

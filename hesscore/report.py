@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -30,22 +34,36 @@ class Report:
     loss: float
     settings: Mapping[str, Any]
     """Seed, tolerance and selection."""
+    selected: Sequence[str]
+    """The parameters that were asked for."""
     rows: list[Row] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Parameters without a row, and why."""
     duration: float = 0.0
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Parameters without a row, and why."""
+        missing = set(self.problem.graph.parameters) - {row.name for row in self.rows}
+        return {
+            name: "interrupted" if name in self.selected else "not selected"
+            for name in self.problem.graph.parameters
+            if name in missing
+        }
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as they are written: a shape as ``64x256``, and None for a number that could not be had."""
+        return [{name: _plain(value) for name, value in asdict(row).items()} for row in self.rows]
 
     @property
     def frame(self) -> pd.DataFrame:
         """One row a parameter block, columns as in ``analysis.Row``."""
-        frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(COLUMNS))
-        return frame.astype({"layer": "Int64"}).assign(shape=["x".join(map(str, row.shape)) for row in self.rows])
+        return pd.DataFrame(self.records, columns=list(COLUMNS)).astype({"layer": "Int64"})
 
     def to_csv(self) -> str:
         return self.frame.to_csv(index=False)
 
     def to_json(self) -> str:
-        """Rows with their provenance; a number that could not be had is ``null``."""
+        """Rows with their provenance."""
         problem = self.problem
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -63,56 +81,104 @@ class Report:
             "duration_seconds": round(self.duration, 3),
             "notes": problem.notes,
             "skipped": self.skipped,
-            "rows": [{name: _plain(value) for name, value in asdict(row).items()} for row in self.rows],
+            "rows": self.records,
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def check_writable(paths: Sequence[str | None], inputs: Sequence[str | None] = ()) -> None:
-    """Refuse, before any work, a path that could not be written at the end, or that would overwrite an input."""
-    read = {Path(path).resolve() for path in inputs if path is not None}
-    for path in paths:
-        if path is None or path == "-":
+def check_writable(outputs: Sequence[str | None], inputs: Sequence[str | None] = ()) -> None:
+    """Refuse, before any work, what could not be written at the end, or would overwrite an input or another output."""
+    read = {os.path.realpath(path) for path in inputs if path is not None}
+    written = set()
+    for path in outputs:
+        if path is None:
             continue
-        target = Path(path).resolve()
+        target = path if path == "-" else os.path.realpath(path)
+        if target in written:
+            raise UsageError(f"--csv and --json cannot both write to {'stdout' if path == '-' else path}")
+        written.add(target)
         if target in read:
             raise UsageError(f"{path}: is an input, and would be overwritten")
-        if target.is_dir():
-            raise UsageError(f"{path}: cannot be written: a folder")
-        if not _may_write(path, target):
-            raise UsageError(f"{path}: cannot be written: no such folder, or no right to write there")
+        if path != "-" and (why := _refusal(path, Path(target))):
+            raise UsageError(f"{path or repr(path)}: cannot be written: {why}")
 
 
-def _may_write(path: str, target: Path) -> bool:
-    if _is_stream(path):
-        return os.access(path, os.W_OK)
-    there = [target.parent, target] if target.exists() else [target.parent]
-    return target.parent.is_dir() and all(os.access(place, os.W_OK) for place in there)
+def _refusal(path: str, target: Path) -> str | None:
+    """Why ``path``, which leads to ``target``, cannot be written."""
+    if not os.path.basename(path):
+        return "not the name of a file"
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
+        places = [target.parent]
+    except OSError as error:
+        return error.strerror
+    else:
+        places = [Path(path)] if _is_stream(path) else [target.parent, target]
+    if target.is_dir():
+        return "a folder"
+    if not all(os.access(place, os.W_OK) for place in places):
+        return "no such folder, or no right to write there"
+    return None
+
+
+def deliver(outputs: Mapping[str | None, str], show: Callable[[], None]) -> None:
+    """Write each text to its path, if it has one; where none goes to stdout, ``show`` prints there.
+
+    An output that fails does not cost the others: ``UsageError`` comes at the end. stdout is last, as its reader may
+    leave early, and that ends hess.
+    """
+    texts = {path: text for path, text in outputs.items() if path is not None}
+    steps: list[Callable[[], None]] = [partial(write, path, texts[path]) for path in sorted(texts, key="-".__eq__)]
+    if "-" not in texts:
+        steps.append(show)
+    failures = []
+    for step in steps:
+        try:
+            step()
+            sys.stdout.flush()  # here, so that it fails with the others
+        except UsageError as error:
+            failures.append(str(error))
+    if failures:
+        raise UsageError("; ".join(failures))
 
 
 def write(path: str, text: str) -> None:
-    """Write all of ``text`` or nothing; ``-`` is stdout."""
+    """Write all of ``text`` or nothing; ``-`` is stdout.  Of the main thread, as all that has to do with Ctrl-C."""
     if path == "-":
         sys.stdout.write(text)
         return
-    target = Path(path).resolve()  # a link stays one
-    partial = f"{target}.{os.getpid()}.partial"
     try:
         if _is_stream(path):
             Path(path).write_text(text, encoding="utf-8")
             return
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, target)
+        target = Path(os.path.realpath(path))  # a link stays one
+        # Not a temporary file, which nobody else could read: a folder, and in it a file as any other.
+        with _uninterrupted(), TemporaryDirectory(prefix=".hess-", dir=target.parent) as folder:
+            whole = Path(folder, "whole")
+            whole.write_text(text, encoding="utf-8")
+            whole.replace(target)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C for the moment that a file takes: no way of cleaning up would survive being interrupted itself."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: asked.append(signum))
+    try:
+        yield
     finally:
-        if os.path.exists(partial):
-            os.unlink(partial)
+        signal.signal(signal.SIGINT, before)
+        if asked:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _is_stream(path: str) -> bool:

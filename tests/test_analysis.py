@@ -253,7 +253,7 @@ def test_a_row_does_not_depend_on_what_else_is_selected(sample, curvature, rows)
 
 def csv_of(problem, names, seed):
     rows = analysed(problem, problem.curvature(), names, seed)
-    return Report(problem, float(problem.curvature().loss), {}, rows).to_csv()
+    return Report(problem, float(problem.curvature().loss), {}, [], rows).to_csv()
 
 
 def test_the_same_seed_gives_the_same_bytes(sample):
@@ -378,7 +378,7 @@ def test_the_columns_are_those_of_a_row(rows):
         (None, "attn.q", 8),
         (None, "attn.q,mlp.*", 24),
         (None, " attn.q , norm?", 24),
-        (None, "embed.*,final_norm,head", 4),
+        (None, "embed.*,final_norm", 4),
         ("2", "*.down", 2),
         ("2", "norm[12]", 4),
     ],
@@ -399,8 +399,9 @@ OF_A_MODEL = OF_A_LAYER.replace("mlp", "embed.position, embed.token, final_norm,
     [
         ("4", None, "--layers 4: the model has layers 0 to 3"),
         ("0-4", None, "--layers 0-4: the model has layers 0 to 3"),
-        ("3-1", None, "--layers 3-1: the model has layers 0 to 3"),
-        ("0,3-1", None, "--layers 0,3-1: the model has layers 0 to 3"),
+        ("3-1", None, "--layers 3-1: 3-1 runs backwards, write 1-3"),
+        ("0,3-1", None, "--layers 0,3-1: 3-1 runs backwards, write 1-3"),
+        ("9" * 5000, None, f"--layers {'9' * 5000}: the model has layers 0 to 3"),
         ("0-99999999999", None, "--layers 0-99999999999: the model has layers 0 to 3"),
         ("", None, "--layers : layers are given as 0,3-5"),
         ("-1", None, "--layers -1: layers are given as 0,3-5"),
@@ -409,7 +410,9 @@ OF_A_MODEL = OF_A_LAYER.replace("mlp", "embed.position, embed.token, final_norm,
         ("two", None, "--layers two: layers are given as 0,3-5"),
         (None, "attention", f"--components attention matches nothing among {OF_A_MODEL}"),
         ("0", "final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}"),
-        ("0", "", f"--components  matches nothing among {OF_A_LAYER}"),
+        ("0", "", f"--components '' matches nothing among {OF_A_LAYER}"),
+        (None, "attn.*,foo", f"--components foo matches nothing among {OF_A_MODEL}"),
+        ("0", "attn.*,final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}"),
     ],
 )
 def test_a_selection_of_nothing_is_refused(sample, layers, components, message):

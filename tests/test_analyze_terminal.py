@@ -1,0 +1,80 @@
+"""``hess analyze`` on a terminal: a table that fits, progress, and colours only where they are wanted."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import pytest
+
+from tests.command import HESS, LAST, SAMPLE
+
+
+def on_terminal(arguments, width, stderr_too=False, **environment):
+    """What ``hess analyze`` shows on a terminal of this width, and its other stream."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [HESS, "analyze", *map(str, arguments)],
+        env={**inherited, "TERM": "xterm-256color", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs if stderr_too else subprocess.PIPE,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(ours)
+    rest = process.communicate(timeout=60)[1] or b""
+    return process.returncode, shown.decode().replace("\r\n", "\n"), rest.decode()
+
+
+def plain(shown):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_a_terminal_gets_a_table_that_fits_and_nothing_is_cut(width):
+    arguments = [*SAMPLE, "--layers", "3", "--components", "attn.k,norm1,mlp.down"]
+    code, shown, notes = on_terminal(arguments, width)
+    assert (code, notes) == (0, "note: only the first 64 of 4096 tokens are scored\n6 blocks on 64 tokens\n")
+    table = plain(shown).partition("sharpest")[2].split("\n\n", 1)[1]
+    header = table.partition("─")[0]
+    assert "…" not in shown
+    assert max(map(len, table.splitlines())) <= width
+    assert {"block", "|grad|", "lambda_max", "lambda_min", "trace", "caused"} <= set(header.split())
+    for name in ("3.norm1.weight", "3.norm1.bias", "3.attn.k.bias", "3.mlp.down.weight"):
+        assert sum(line.lstrip().startswith(f"{name} ") for line in table.splitlines()) == 1
+    assert "\n3.attn.k.bias: no curvature beyond rounding" in table
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+
+
+def test_progress_is_shown_on_a_terminal_and_gone_at_the_end():
+    code, shown, _ = on_terminal(LAST, 100, stderr_too=True)
+    assert code == 0
+    assert "analyze" in shown
+    assert "\x1b[2K" in shown  # the bar's line, erased
+    assert COLOUR.search(shown)
+
+
+def test_no_color_is_honoured():
+    shown = on_terminal(LAST, 100, stderr_too=True, NO_COLOR="1")[1]
+    assert "analyze" in shown
+    assert not COLOUR.search(shown)
+
+
+def test_quiet_shows_no_progress_on_a_terminal():
+    shown = on_terminal([*LAST, "--quiet"], 100, stderr_too=True)[1]
+    assert "final_norm.weight" in shown
+    assert "analyze" not in shown
+    assert "note:" not in shown
