@@ -6,7 +6,8 @@ import json as text
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from math import inf, isfinite
+from math import inf, isfinite, isnan
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,8 @@ import typer
 from hesscore import __version__
 
 from .options import Csv, Dtype, Json, MaxTokens, Quiet, Seed, Tokens
-from .render import message, progress, table
+from .process import keep_on_interrupt
+from .render import message, on_terminal, progress, table
 
 if TYPE_CHECKING:
     from hesscore.verify import Check
@@ -32,45 +34,56 @@ def verify(
     dtype: Dtype = None,
     seed: Seed = 0,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest relative error; by default 1e-10, and 1e-4 in float32.")
+        float | None,
+        typer.Option(help="Largest relative error, at most 1e-3; by default 1e-10, and 1e-4 in float32."),
     ] = None,
     csv: Csv = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Check the curvature against autograd and finite differences; exit 1 beyond the tolerance."""
+    """Check the curvature against autograd and finite differences.
+
+    Exit 1 beyond the tolerance.
+    """
     import pandas as pd
     import torch
 
     from hesscore.errors import UsageError
     from hesscore.problem import open_problem
-    from hesscore.report import check_writable, write
-    from hesscore.verify import TOLERANCE, count, verify_grid, verify_maps, verify_model
+    from hesscore.report import check_writable, deliver
+    from hesscore.verify import CHANNELS, LOOSEST, TOLERANCE, count, grid, parts, verify_grid, verify_maps, verify_model
 
-    if tolerance is not None and not 0 < tolerance < inf:
-        raise UsageError(f"--tolerance {tolerance}: give a number above 0, such as 1e-10")
+    if tolerance is not None and not 0 < tolerance <= LOOSEST:
+        raise UsageError(
+            f"--tolerance {tolerance}: give a number above 0 and up to {LOOSEST}, or hardly a fault is seen"
+        )
     if source is None and (tokens or max_tokens or dtype):
         raise UsageError("--tokens, --max-tokens and --dtype need a SOURCE")
-    if csv == json == "-":
-        raise UsageError("--csv and --json cannot both write to stdout")
     check_writable([csv, json], [source, tokens])
 
+    started = monotonic()
+    channels = [channel.__name__ for channel in CHANNELS]
     about: dict[str, Any] = {"hess_version": __version__, "torch_version": torch.__version__, "source": source}
     checks: Iterator[Check]
     if source is None:
         torch.set_num_threads(1)  # tensors of a dozen numbers are not worth sharing out
-        given = tolerance or TOLERANCE[torch.float64]
-        checks, total = chain(verify_maps(seed, given), verify_grid(seed, given)), count()
+        asked = tolerance or TOLERANCE[torch.float64]
+        checks, total = chain(verify_maps(seed, asked), verify_grid(seed, asked)), count()
+        what = f"every map and {len(grid())} small models"
     else:
         problem = open_problem(source, tokens, dtype, seed, max_tokens)
         if not quiet:
             for note in problem.notes:
                 message(f"note: {note}")
-        checks = verify_model(problem.graph, problem.parameters, problem.batches, seed, tolerance)
-        total = count(problem.graph)
+        asked = tolerance or TOLERANCE[problem.dtype]
+        checks = verify_model(problem.graph, problem.parameters, problem.batches, seed, asked)
+        total, what = count(problem.graph), f"the model and its {len(parts(problem.graph))} parts"
         about |= {**problem.provenance, "dtype": str(problem.dtype).removeprefix("torch."), "scored": problem.scored}
+    if not quiet:
+        message(f"{total} checks: {what}, by {', '.join(channels)}")
 
     done: list[Check] = []
+    keep_on_interrupt()
     try:
         with progress("verify", total, quiet) as advance:
             for check in checks:
@@ -79,28 +92,53 @@ def verify(
     except KeyboardInterrupt:
         message(f"interrupted: {len(done)} of {total} checks are finished")
     passed = len(done) == total and all(check.passed for check in done)
+    about |= {"seed": seed, "tolerance": asked, "channels": channels}
+    about |= {"passed": passed, "duration_seconds": round(monotonic() - started, 3)}
     rows = [asdict(check) | {"passed": check.passed} for check in done]
-    if "-" not in (csv, json):
-        table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
-    if csv is not None:
-        write(csv, pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(index=False))
-    if json is not None:
-        write(json, _json(about | {"seed": seed, "passed": passed}, rows))
+    if len(done) == total:
+        message(_verdict(done, asked))
+    texts = {csv: pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(index=False), json: _json(about, rows)}
+    deliver(texts, lambda: _show(done))
     if len(done) < total:
         raise typer.Exit(130)
-    message(_verdict(done))
     if not passed:
         raise typer.Exit(1)
 
 
-def _verdict(checks: Sequence[Check]) -> str:
+def _show(checks: Sequence[Check]) -> None:
+    """Every row in a pipe; on a terminal those that failed, and the worst of each channel."""
+    shown = [check for check in checks if not (check.passed and on_terminal())]
+    if shown:
+        table(COLUMNS, [[getattr(check, name) for name in COLUMNS] for check in shown])
+    if on_terminal():
+        table(("channel", "checks", "failed", "largest error", "of"), _summary(checks))
+
+
+def _summary(checks: Sequence[Check]) -> Iterator[tuple[object, ...]]:
+    for channel in dict.fromkeys(check.channel for check in checks):
+        own = [check for check in checks if check.channel == channel]
+        worst = _worst(own)
+        yield channel, len(own), sum(not check.passed for check in own), worst.error, worst.object
+
+
+def _worst(checks: Sequence[Check]) -> Check:
+    return max(checks, key=lambda check: inf if isnan(check.error) else check.error)
+
+
+def _verdict(checks: Sequence[Check], asked: float) -> str:
+    """What was found, and who could not tell as exactly as was asked."""
     failed = [check for check in checks if not check.passed]
     if failed:
         where = f"the first: {failed[0].object} by {failed[0].channel}, error {failed[0].error:.1e}"
         return f"NOT verified: {len(failed)} of {len(checks)} checks are beyond their tolerance; {where}"
-    worst, loosest = max(checks, key=lambda check: check.error), max(check.tolerance for check in checks)
+    told: dict[str, float] = {}
+    for check in checks:
+        if check.tolerance > asked:
+            told[check.channel] = max(check.tolerance, told.get(check.channel, 0.0))
+    vague = "".join(f"; {channel} can tell no better than {best:.1e} here" for channel, best in told.items())
+    worst = _worst(checks)
     where = f"the largest error is {worst.error:.1e}, of {worst.object} by {worst.channel}"
-    return f"verified: {len(checks)} checks within {loosest:.1e}; {where}"
+    return f"verified: {len(checks)} checks within {asked:.1e}{vague}; {where}"
 
 
 def _json(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
