@@ -109,7 +109,8 @@ def _show(report: Report) -> None:
             for row in report.rows
         ],
     )
-    show("(n) is the error of the last digit; where there is none, every digit holds.")
+    show("(n) is the error of the last digits, a bound for eigenvalues and one standard error for traces; without it,")
+    show("the last digit holds within one. Causes may cancel: they add up to 100.")
     show(*(f"{_name(row)}: {row.note}" for row in report.rows if row.note))
 
 

@@ -108,7 +108,10 @@ class Point:
 
 
 def product(point: Point, seeds: Bundle, wanted: Set[int], curved: Set[int]) -> Bundle:
-    """The sum (1) over the nodes in ``curved``, applied to the leaf tangents ``seeds`` and read at ``wanted``."""
+    """The sum (1) over the nodes in ``curved``, applied to the tangents ``seeds`` and read at ``wanted``.
+
+    Both may be leaves, or nodes between: then it is the Hessian by their values, as if nothing came before them.
+    """
     moved = tangents(point, seeds, point.graph.sources(curved & point.graph.downstream(wanted)))
     return cotangents(point, wanted, moved=moved, curved=curved)
 
@@ -134,7 +137,7 @@ def attribution(point: Point, seeds: Bundle, curved: Set[int]) -> Bundle:
 
 
 def tangents(point: Point, seeds: Bundle, targets: Set[int]) -> Bundle:
-    """Push the tangents ``seeds`` of some leaves forwards to the nodes in ``targets``: every ``P_i v``.
+    """Push the tangents ``seeds`` of some nodes forwards to the nodes in ``targets``: every ``P_i v``.
 
     Only nodes between the two are visited.
     """
@@ -155,7 +158,7 @@ def cotangents(
     curved: Set[int] = frozenset(),
     bend: bool = False,
 ) -> Bundle:
-    """Pull cotangents back to the leaves in ``wanted``, visiting only nodes that depend on one of these.
+    """Pull cotangents back to the nodes in ``wanted``, visiting only nodes that depend on one of these.
 
     They start from ``seed`` at the output, and from ``< delta_i, D^2 f_i > P_i v`` at each node of ``curved``, where
     ``moved`` holds the tangents ``P_i v``.
@@ -164,12 +167,13 @@ def cotangents(
     live = graph.downstream(wanted)
     arrived: Bundle = {} if seed is None else {len(graph.nodes) - 1: seed}
 
-    for i in sorted(live - wanted, reverse=True):
+    for i in sorted(live, reverse=True):
         node, kept = graph.nodes[i], point.kept[i]
-        assert node.component is not None
         needs = [source in live for source in node.sources]
+        if node.component is None or not any(needs):
+            continue
         motion = [moved.get(source) for source in node.sources] if moved and i in curved else []
-        cotangent = arrived.pop(i, None)
+        cotangent = arrived.get(i) if i in wanted else arrived.pop(i, None)
         parts: Cotangents = ()
         if any(tangent is not None for tangent in motion):
             if cotangent is None:
