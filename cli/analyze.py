@@ -90,13 +90,15 @@ def _show(report: Report) -> None:
     if sharpest:
         show("sharpest blocks, and what causes their lambda_max, in percent:")
         for row in sharpest[:3]:
-            show(f"  {_name(row):26} {Measured(row.lambda_max, row.lambda_max_error)!s:>9}   {_causes(row)}")
+            size = Measured(row.lambda_max, row.lambda_max_error)
+            main = sorted(_causes(row).items(), key=lambda cause: -abs(cause[1]))[:3]
+            show(f"  {_name(row):22} {size!s:>10}   {', '.join(f'{kind} {share:.0f}' for kind, share in main)}")
         show("")
     if not on_terminal():
         table(COLUMNS, [list(record.values()) for record in report.records])
         return
     table(
-        ("block", "|grad|", "lambda_max", "lambda_min", "trace", "caused by (%)"),
+        ("block", "|grad|", "lambda_max", "lambda_min", "trace", *(kind[:4] for kind in CAUSES)),
         [
             (
                 _name(row),
@@ -104,21 +106,23 @@ def _show(report: Report) -> None:
                 Measured(row.lambda_max, row.lambda_max_error),
                 Measured(row.lambda_min, row.lambda_min_error),
                 Measured(row.trace, row.trace_stderr),
-                _causes(row) if row.gauss_newton_share else "",
+                *(round(share) if row.gauss_newton_share else None for share in _causes(row).values()),
             )
             for row in report.rows
         ],
     )
-    show("(n) is the error of the last digits, a bound for eigenvalues and one standard error for traces; without it,")
-    show("the last digit holds within one. Causes may cancel: they add up to 100.")
-    show(*(f"{_name(row)}: {row.note}" for row in report.rows if row.note))
+    show("(n) is the error of the last digits: a bound for lambda, one standard error for the trace.")
+    show("The last five columns are what causes lambda_max, in percent: they may cancel, and add up to 100.")
+    notes: dict[str, list[str]] = {}
+    for row in report.rows:
+        if row.note:
+            notes.setdefault(row.note, []).append(_name(row))
+    show(*(f"{note}: {', '.join(names)}" for note, names in notes.items()))
 
 
-def _causes(row: Row) -> str:
-    """What causes ``lambda_max``, in percent: the three largest parts, and none below one percent."""
-    parts = {kind: 100 * getattr(row, f"from_{kind}") / row.lambda_max for kind in CAUSES}
-    order = sorted(parts, key=lambda kind: -abs(parts[kind]))[:3]
-    return ", ".join(f"{kind} {parts[kind]:.0f}" for kind in order if abs(parts[kind]) >= 1)
+def _causes(row: Row) -> dict[str, float]:
+    """What causes ``lambda_max``, in percent of it."""
+    return {kind: 100 * (getattr(row, f"from_{kind}") or 0) / (row.lambda_max or 1) for kind in CAUSES}
 
 
 def _name(row: Row) -> str:

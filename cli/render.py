@@ -116,7 +116,7 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bo
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     console = Console()
     least = 0
     for i, (column, right) in enumerate(zip(columns, numeric, strict=True)):

@@ -133,8 +133,11 @@ def open_problem(
 
 
 def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:
-    """The data in parts whose widest array, attention or hidden layer or logits, fits the processor's cache."""
-    size = _together(spec, data.shape[1])
+    """The data in parts whose widest array, attention or hidden layer or logits, fits the processor's cache.
+
+    There is one for each thread at least, where there are sequences enough.
+    """
+    size = _together(spec, *data.shape[:2])
     scored = torch.ones(data.shape[:2], dtype=torch.bool) if spec.vocab is None else target != UNSCORED
     total = int(scored.sum())
     constants = inputs(spec, data, target)
@@ -146,9 +149,10 @@ def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:
     ]
 
 
-def _together(spec: Spec, length: int) -> int:
+def _together(spec: Spec, sequences: int, length: int) -> int:
     """How many sequences make a part of the data."""
-    return max(1, CACHED_ELEMENTS // (length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)))
+    cached = max(1, CACHED_ELEMENTS // (length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)))
+    return min(cached, -(-sequences // memory.threads(sequences)))
 
 
 def _precision(spec: Spec, dtype: str | None) -> torch.dtype:
@@ -157,7 +161,7 @@ def _precision(spec: Spec, dtype: str | None) -> torch.dtype:
 
 def _need(spec: Spec, sequences: int, length: int, dtype: torch.dtype) -> int:
     """Bytes that weights, data and their products take; Python's numbers, as there may be any number of them."""
-    together = min(sequences, _together(spec, length))
+    together = _together(spec, sequences, length)
     count, parts = parameter_count(spec), -(-sequences // together)
     part = dtype.itemsize * together * kept(spec, length)
     return dtype.itemsize * count + memory.working(count, parts, part, dtype)

@@ -118,6 +118,7 @@ def test_a_measured_number(value, error, text):
 @example(0.0995, 0.0951)
 def test_a_measured_number_is_within_the_error_that_is_shown(value, error):
     shown = fullmatch(r"(-?[\d.]+)(?:\((\d+)\))?(?:e([+-]\d+))?", str(Measured(value, error)))
+    assert shown
     digits, doubt, power = shown.groups()
     unit = Decimal(1).scaleb(-len(digits.partition(".")[2]) + int(power or 0))
     apart = abs(Decimal(digits).scaleb(int(power or 0)) - Decimal(value)) + Decimal(error)

@@ -138,20 +138,28 @@ def many(tmp_path):
 
 
 def test_tokens_that_do_not_fit_are_refused_at_once_with_a_number_that_does(many, free):
-    free(2**29)
+    free(2**30)
     started = monotonic()
     with pytest.raises(InputError) as caught:
         open_problem(CHECKPOINT, many, max_tokens=900_000)
     assert monotonic() - started < 3
     said, advice = str(caught.value).split(": --max-tokens ")
     assert said.startswith(f"{many}: 900000 tokens would take 1")
-    assert said.endswith(" GiB of memory; 0.5 are free")
+    assert said.endswith(" GiB of memory; 1 are free")
     most = int(advice.removesuffix(" fits"))
     problem = open_problem(CHECKPOINT, many, max_tokens=most)
     assert problem.scored == most > 1000
     problem.curvature()
     with pytest.raises(InputError, match=f"--max-tokens {most} fits"):
         open_problem(CHECKPOINT, many, max_tokens=most + 1)
+
+
+def test_every_thread_has_a_part_of_its_own(monkeypatch):
+    """Where the data are few: a part for all of them would leave the other threads idle."""
+    for threads, parts in (1, [512]), (2, [256, 256]), (3, [256, 256]), (4, [128] * 4), (9, [128] * 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        problem = open_problem(CHECKPOINT, VAL, max_tokens=512)
+        assert [batch.constants["tokens"].numel() for batch in problem.batches] == parts
 
 
 def test_where_no_window_fits_no_number_is_given(free):
