@@ -1,0 +1,1 @@
+"""Curvature as matrices: structured where there is structure, dense on request."""

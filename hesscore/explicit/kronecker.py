@@ -1,0 +1,163 @@
+"""Token-wise Kronecker sums: what the Hessian of one block is made of, as an operator.
+
+A weight moves every token ``n`` through a feature ``phi_n`` and a small map, so that a block of the Hessian is
+
+    H_ab = sum_n  (phi_n psi_n^T) (x) B_n                                                 (2)
+
+with features ``phi_n (p_a)`` and ``psi_n (p_b)`` and maps ``B_n (m_a, m_b)``.  Products, trace, diagonal and Frobenius
+norm follow from the factors.  A plain matrix is such a sum of one token with one feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hesscore.errors import UsageError
+
+CHUNK = 2**17
+"""Elements of a piece of ``dense`` that is computed at once: 1 MiB in float64, which stays in the cache."""
+
+
+class Place(NamedTuple):
+    """Where a matrix of features by outputs stands in a flat vector: its first entry, and both counts and strides."""
+
+    start: int
+    features: tuple[int, int]
+    outputs: tuple[int, int]
+
+    @property
+    def cells(self) -> tuple[int, frozenset[tuple[int, int]]]:
+        """The same for the same entries, whichever index is called the feature."""
+        return self.start, frozenset((self.features, self.outputs))
+
+    def view(self, vectors: Tensor) -> Tensor:
+        """The entries of contiguous ``vectors (n, k)`` that stand here, as ``(p, m, k)``, sharing their memory."""
+        (p, feature), (m, output), k = self.features, self.outputs, vectors.shape[1]
+        return vectors.as_strided((p, m, k), (feature * k, output * k, 1), self.start * k)
+
+
+@dataclass(frozen=True)
+class Term:
+    """``sum_n (phi_n psi_n^T) (x) B_n`` at the rows ``at`` and the columns ``by`` of a larger matrix.
+
+    ``phi (N, p_a)``, ``psi (N, p_b)``, ``maps (N, m_a, m_b)``.
+    """
+
+    at: Place
+    by: Place
+    phi: Tensor
+    psi: Tensor
+    maps: Tensor
+
+    @property
+    def T(self) -> Term:
+        return Term(self.by, self.at, self.psi, self.phi, self.maps.mT)
+
+    def inner(self, other: Term) -> float:
+        """``<self, other>``, entry by entry, of two terms that stand on the same cells."""
+        a, b = self.at.features == other.at.features, self.by.features == other.by.features
+        if not a and b:
+            return self.T.inner(other.T)
+        if a and b:
+            same = torch.einsum("nij,mij->nm", self.maps, other.maps)
+            return float((self.phi @ other.phi.T * (self.psi @ other.psi.T) * same).sum())
+        if a:  # the other has its columns the other way round
+            mine = torch.einsum("nij,mj->nmi", self.maps, other.psi)
+            theirs = torch.einsum("mij,nj->nmi", other.maps, self.psi)
+            return float((self.phi @ other.phi.T * (mine * theirs).sum(-1)).sum())
+        mine = torch.einsum("mi,nij,mj->nm", other.phi, self.maps, other.psi)
+        theirs = torch.einsum("ni,mij,nj->nm", self.phi, other.maps, self.psi)
+        return float((mine * theirs).sum())
+
+
+@dataclass(frozen=True)
+class KroneckerSum:
+    """A matrix of ``shape`` as a sum of terms.  Any two of them stand on the same cells or on none in common."""
+
+    shape: tuple[int, int]
+    terms: Sequence[Term]
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """Product with ``(n,)`` or, many at once, ``(n, k)``."""
+        if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
+            raise UsageError(f"a matrix of {self.shape} does not take {tuple(vectors.shape)}")
+        many = vectors.reshape(len(vectors), -1).contiguous()
+        out = many.new_zeros(self.shape[0], many.shape[1])
+        for term in self.terms:
+            small = torch.einsum("nq,qbk->nbk", term.psi, term.by.view(many))
+            term.at.view(out).add_(torch.einsum("np,nak->pak", term.phi, term.maps @ small))
+        return out.reshape(self.shape[0], *vectors.shape[1:])
+
+    def dense(self) -> Tensor:
+        """The whole matrix; each piece is one matrix product over the tokens."""
+        n = self.shape[1]
+        matrix = self.terms[0].maps.new_zeros(self.shape)
+        for term in self.terms:
+            (p_a, feature_a), (m_a, output_a) = term.at.features, term.at.outputs
+            (p_b, feature_b), (m_b, output_b) = term.by.features, term.by.outputs
+            target = matrix.as_strided(
+                (p_a, m_a, p_b, m_b),
+                (feature_a * n, output_a * n, feature_b, output_b),
+                term.at.start * n + term.by.start,
+            )
+            maps = term.maps.flatten(1)
+            at_once = max(1, CHUNK // (m_a * p_b * m_b))
+            for phi, piece in zip(term.phi.split(at_once, 1), target.split(at_once), strict=True):
+                pairs = (phi[:, :, None] * term.psi[:, None]).flatten(1)
+                piece += (pairs.T @ maps).view(-1, p_b, m_a, m_b).transpose(1, 2)
+        return matrix
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of a square matrix, exactly."""
+        out = self.terms[0].maps.new_zeros(self.shape[0], 1)
+        for term in self.terms:
+            if term.at == term.by:
+                maps = term.maps.diagonal(dim1=1, dim2=2)
+                term.at.view(out)[..., 0] += (term.phi * term.psi).T @ maps
+        return out[:, 0]
+
+    def trace(self) -> float:
+        """``sum_n <phi_n, psi_n> tr B_n``, exactly."""
+        return float(self.diagonal().sum())
+
+    def frobenius(self) -> float:
+        """``|H|_F``, from ``|sum_n phi_n psi_n^T (x) B_n|^2 = sum_nm <phi_n, phi_m> <psi_n, psi_m> <B_n, B_m>``."""
+        square = 0.0
+        for cells in self._by_cells().values():
+            square += sum(a.inner(b) for a in cells for b in cells)
+        return max(square, 0.0) ** 0.5
+
+    def _by_cells(self) -> dict[object, list[Term]]:
+        found: dict[object, list[Term]] = {}
+        for term in self.terms:
+            found.setdefault((term.at.cells, term.by.cells), []).append(term)
+        return found
+
+    def block(self, rows: range, columns: range) -> KroneckerSum:
+        """The part with these rows and columns, which must be whole parameters."""
+        terms = []
+        for term in self.terms:
+            at, phi, by_a = _within(term.at, rows, term.phi)
+            by, psi, by_b = _within(term.by, columns, term.psi)
+            if at and by:
+                terms.append(Term(at, by, phi, psi, term.maps[:, by_a][:, :, by_b]))
+        return KroneckerSum((len(rows), len(columns)), terms)
+
+
+def _within(place: Place, entries: range, features: Tensor) -> tuple[Place | None, Tensor, slice]:
+    """The part of a place within ``entries``, which cut the matrix it is part of by rows; its features and outputs."""
+    (p, feature), (m, output) = place.features, place.outputs
+    count, stride = max(place.features, place.outputs, key=lambda axis: axis[1])
+    first = max(0, -(-(entries.start - place.start) // stride))
+    stop = min(count, -(-(entries.stop - place.start) // stride))
+    if first >= stop:
+        return None, features, slice(0)
+    start = place.start + first * stride - entries.start
+    if feature >= output:
+        return Place(start, (stop - first, feature), (m, output)), features[:, first:stop], slice(None)
+    return Place(start, (p, feature), (stop - first, output)), features, slice(first, stop)

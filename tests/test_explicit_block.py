@@ -1,0 +1,153 @@
+"""The Hessian of a block as a token-wise Kronecker sum: against the sweeps, and against double backward."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hesscore.curvature import Batch, Curvature, inner, outer
+from hesscore.errors import UsageError
+from hesscore.explicit.block import block_hessian
+from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model
+from tests import reference
+from tests.test_hessian import flat, twice, unflat
+
+SPECS = {
+    "pre": {},
+    "post": {"placement": "post"},
+    "parallel, RMSNorm": {"placement": "parallel", "norm": "rmsnorm"},
+    "gated": {"gated": True, "activation": "silu"},
+    "no biases": {"bias": False},
+    "rotary": {"positions": "rotary"},
+    "grouped": {"heads": 4, "kv_heads": 2},
+    "one group": {"heads": 4, "kv_heads": 1},
+    "one head, bidirectional": {"heads": 1, "causal": False},
+    "ReLU": {"activation": "relu"},
+    "cross entropy": {"vocab": 11, "positions": "learned"},
+    "tied": {"vocab": 7, "tied": True},
+}
+
+
+def draw(fields):
+    """A spec of one layer, its weights, and data that end in a pad."""
+    spec = Spec(**({"d_model": 8, "d_ff": 6, "heads": 2, "seq_len": 4} | fields))
+    return spec, *reference.draw(spec, padding=1)
+
+
+def curvature(spec, weights, data):
+    return Curvature(model(spec), inputs(spec, **data) | weights)
+
+
+def own(found):
+    return [name for name in found.parameters if name.startswith("blocks.0.")]
+
+
+def far(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("terms", [None, outer, inner])
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_it_is_what_the_sweeps_say(fields, terms):
+    spec, weights, data = draw(fields)
+    swept = curvature(spec, weights, data)
+    right, found = swept.dense(own(swept), terms), block_hessian(swept, spec, terms)
+    dense = found.dense()
+    assert far(dense, right) < 1e-13
+    assert far(dense, dense.T) < 1e-14
+    v = torch.randn(len(right), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert far(found @ v, right @ v) < 1e-13
+    assert far(found @ v[:, 0], right @ v[:, 0]) < 1e-13
+    assert far(found.diagonal(), right.diagonal()) < 1e-13
+    assert found.trace() == pytest.approx(float(right.trace()), abs=1e-13 * float(right.diagonal().abs().sum()))
+    assert found.frobenius() == pytest.approx(float(right.norm()), rel=1e-13)
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_it_is_double_backward(fields):
+    spec, weights, data = draw(fields)
+    swept = curvature(spec, weights, data)
+    moving = {name: weights[name] for name in own(swept)}
+
+    def loss(x):
+        return reference.loss(spec, weights | unflat(x, moving), **data)
+
+    _, right = twice(loss, flat(moving.values()))
+    assert far(block_hessian(swept, spec).dense(), right) < 1e-12
+
+
+@pytest.mark.parametrize("fields", [SPECS["pre"], SPECS["grouped"], SPECS["rotary"]], ids=["pre", "grouped", "rotary"])
+def test_every_pair_of_parameters(fields):
+    spec, weights, data = draw(fields)
+    swept = curvature(spec, weights, data)
+    found, names = block_hessian(swept, spec), own(swept)
+    whole, place, start = swept.dense(names), {}, 0
+    for name in names:
+        place[name] = range(start, start := start + weights[name].numel())
+    for a, b in product(names, repeat=2):
+        rows, columns = place[a], place[b]
+        right = whole[rows.start : rows.stop, columns.start : columns.stop]
+        block = found.block(rows, columns)
+        assert block.shape == right.shape
+        assert float((block.dense() - right).norm()) < 1e-13 * float(whole.norm())
+        assert abs(block.frobenius() - float(right.norm())) < 1e-13 * float(whole.norm())
+        v = torch.ones(len(columns), dtype=torch.float64)
+        assert float((block @ v - right @ v).norm()) < 1e-13 * float(whole.norm() * v.norm())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["pre", "post", "parallel"]),
+    st.integers(1, 3),
+    st.sampled_from([2, 4]),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_any_shape(placement, heads, width, d_ff, length, batch, causal):
+    spec = Spec(d_model=heads * width, d_ff=d_ff, heads=heads, seq_len=length, placement=placement, causal=causal)
+    weights, data = reference.draw(spec, batch=batch)
+    swept = curvature(spec, weights, data)
+    assert far(block_hessian(swept, spec).dense(), swept.dense()) < 1e-12
+
+
+def test_batches_add_up():
+    spec, weights, data = draw({})
+    halves = [Batch(0.5, inputs(spec, data["data"][i : i + 1], data["target"][i : i + 1])) for i in range(2)]
+    parts = Curvature(model(spec), weights, halves)
+    assert far(block_hessian(parts, spec).dense(), parts.dense()) < 1e-13
+
+
+def test_the_order_of_tokens_does_not_matter_where_none_is_hidden():
+    spec, weights, data = draw({"causal": False})
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = {name: tensor[:, order] for name, tensor in data.items()}
+    here, there = (block_hessian(curvature(spec, weights, d), spec).dense() for d in (data, shuffled))
+    assert far(there, here) < 1e-13
+
+
+def test_one_hot_attention_leaves_queries_and_keys_no_curvature():
+    """Each token sees itself alone, so that scores do nothing."""
+    spec, weights, data = draw({"seq_len": 1})
+    weights, data = reference.draw(spec, batch=3)
+    swept = curvature(spec, weights, data)
+    found, start = block_hessian(swept, spec).dense(), 0
+    for name in own(swept):
+        rows = slice(start, start := start + weights[name].numel())
+        moved = found[rows].abs().max()
+        assert moved < 1e-15 if ".attn.q." in name or ".attn.k." in name else moved > 1e-6
+
+
+def test_more_than_one_layer_is_refused():
+    spec = Spec(d_model=4, d_ff=4, layers=2, seq_len=2)
+    weights, data = reference.draw(spec)
+    with pytest.raises(UsageError, match=r"^2 layers: "):
+        block_hessian(curvature(spec, weights, data), spec)
+    one = Spec(d_model=4, d_ff=4, seq_len=2)
+    weights, data = reference.draw(one)
+    with pytest.raises(UsageError, match=r"a matrix of \(\d+, \d+\) does not take \(3,\)"):
+        block_hessian(curvature(one, weights, data), one) @ torch.ones(3, dtype=torch.float64)
