@@ -52,6 +52,25 @@ class RMSNorm(Component):
         across = torch.addcmul(dot(h, dx), along, c, value=-3 / y.shape[-1])
         return ((c * self.project(dx)).addcmul_(h, along).addcmul_(y, across),)
 
+    def jacobian(self, kept: Any) -> Tensor:
+        """``(P - y y^T/d) / s`` for each token, ``(..., d, d)``."""
+        y, scale = kept
+        d = y.shape[-1]
+        outer = (y / -d)[..., :, None] * y[..., None, :]
+        return (outer + self.projector(y)).mul_(scale[..., None])
+
+    def hessian(self, kept: Any) -> Tensor:
+        """``D^2 y`` for each token, ``(..., d, d, d)``: output, and the two inputs."""
+        y, scale = kept
+        d, p = y.shape[-1], self.projector(y)
+        a, b, c = y[..., :, None, None], y[..., None, :, None], y[..., None, None, :]
+        turned = b * p[:, None, :] + c * p[:, :, None] + a * p
+        return (turned - (3 / d) * a * b * c) * (-scale[..., None, None].square() / d)
+
+    def projector(self, like: Tensor) -> Tensor:
+        """``P`` as a matrix."""
+        return self.project(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device))
+
     def norms(self, kept: Any) -> Norms:
         """``|J| <= 1/s``; curvature ``<= (2/sqrt 3) / (s^2 sqrt d)`` (derived for eps = 0, checked for eps > 0)."""
         y, scale = kept

@@ -33,6 +33,7 @@ from hesscore.chain import Point
 from hesscore.curvature import Curvature, Terms
 from hesscore.errors import UsageError
 from hesscore.explicit.kronecker import KroneckerSum, Place, Term
+from hesscore.explicit.tokens import Factor, TokenJacobian
 from hesscore.spec import Spec
 
 TokenMap = Callable[[Tensor], Tensor]
@@ -74,6 +75,14 @@ def block_hessian(curvature: Curvature, spec: Spec, terms: Terms | None = None) 
     return _Block(curvature, spec, terms).sum()
 
 
+def block_jacobian(curvature: Curvature, spec: Spec, node: str) -> TokenJacobian:
+    """The Jacobian of a ``node`` of the graph, such as ``blocks.0.attn.o``, by all parameters of the block.
+
+    The node has shape ``(B, L, z)`` and lies in the attention or after it; the data are in one part.
+    """
+    return _Block(curvature, spec, None).jacobian(node)
+
+
 class _Block:
     def __init__(self, curvature: Curvature, spec: Spec, terms: Terms | None) -> None:
         self.curvature, self.spec, self.graph, self.which = curvature, spec, curvature.graph, terms
@@ -88,6 +97,25 @@ class _Block:
     def sum(self) -> KroneckerSum:
         found = [term for point in self.curvature.points for term in self._kronecker(point)]
         return KroneckerSum((self.size, self.size), [*found, *self._products()])
+
+    def jacobian(self, node: str) -> TokenJacobian:
+        target = self.graph.index[node]
+        (point,) = self.curvature.points
+        factors = []
+        for piece in self._pieces(point):
+            moved = chain.tangents(point, {piece.entry: piece.seeds}, {target})
+            if target in moved:
+                factors.append(Factor(piece.place, piece.features, _tokens(moved[target])))
+        for name in self._others:
+            weight = self.curvature.leaves[name]
+            unit = torch.eye(weight.numel()).to(weight).view(-1, *weight.shape)
+            moved = chain.tangents(point, {self.graph.index[name]: unit}, {target})
+            if target in moved:
+                maps = _tokens(moved[target])
+                place = Place(self.start[name], (1, self.size), (weight.numel(), 1))
+                factors.append(Factor(place, maps.new_ones(len(maps), 1), maps))
+        n, z = factors[0].maps.shape[:2]
+        return TokenJacobian((n * z, self.size), factors)
 
     def _kronecker(self, point: Point) -> Iterator[Term]:
         """The terms between weights, from the one that comes first to all that come after it."""
@@ -191,8 +219,8 @@ class _Block:
         )
 
     def _products(self) -> Iterator[Term]:
-        """The rows and columns of the parameters that have no token-wise form."""
-        names = [name for name in self.start if ".norm" in name or (self._rotated and ".attn.k." in name)]
+        """The rows and columns of the others."""
+        names = self._others
         one = self.curvature.loss.new_ones(1, 1)
         for name in names:
             rows = self.curvature.block(list(self.start), name, self.which).dense().T
@@ -204,6 +232,11 @@ class _Block:
                 yield term
                 if other not in names:
                     yield term.T
+
+    @property
+    def _others(self) -> list[str]:
+        """The parameters that have no token-wise form."""
+        return [name for name in self.start if ".norm" in name or (self._rotated and ".attn.k." in name)]
 
     @property
     def _rotated(self) -> bool:
