@@ -12,11 +12,10 @@ from hesscore.explicit.block import block_jacobian
 from hesscore.explicit.ffn import FeedForward
 from hesscore.explicit.norm import norm_hessian, norm_jacobian
 from hesscore.explicit.tokens import block_diagonal
-from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
 from tests.reference import ACTIVATIONS as PLAIN
-from tests.test_explicit_block import SPECS, far
+from tests.test_explicit_block import SPECS, draw, far
 
 RNG = torch.Generator().manual_seed(0)
 
@@ -84,8 +83,7 @@ def test_feed_forward(activation):
 @pytest.mark.parametrize("name", ["pre", "no biases", "grouped", "one head, bidirectional", "rotary", "gated"])
 def test_attention_and_the_block(name, part):
     """By every parameter: of what comes after the attention (the FFN cut off), and of the block's output."""
-    spec = Spec(**({"d_model": 8, "d_ff": 6, "heads": 2, "seq_len": 4} | SPECS[name]))
-    weights, data = reference.draw(spec, padding=1)
+    spec, weights, data = draw(SPECS[name])
     if part == "residual1":
         weights |= {name: torch.zeros_like(weight) for name, weight in weights.items() if ".mlp.down." in name}
     curvature = Curvature(model(spec), inputs(spec, **data) | weights)
