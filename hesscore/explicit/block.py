@@ -96,7 +96,7 @@ class _Block:
 
     def sum(self) -> KroneckerSum:
         found = [term for point in self.curvature.points for term in self._kronecker(point)]
-        return KroneckerSum((self.size, self.size), [*found, *self._products()])
+        return KroneckerSum((self.size, self.size), self.curvature.loss.dtype, [*found, *self._products()])
 
     def jacobian(self, node: str) -> TokenJacobian:
         target = self.graph.index[node]
@@ -145,8 +145,9 @@ class _Block:
                 yield self._key(point, g, q)
         for g, q in heads:
             yield self._value(point, g, q)
-        for part in ("attn.o", *(["mlp.gate"] if spec.gated else []), "mlp.up", "mlp.down"):
-            yield self._linear(point, part)
+        for part in ("attn.o", "mlp.gate", "mlp.up", "mlp.down"):
+            if f"blocks.0.{part}" in self.graph.index:
+                yield self._linear(point, part)
 
     def _linear(self, point: Point, part: str, columns: slice = slice(None)) -> Piece:
         entry = self._node(part)

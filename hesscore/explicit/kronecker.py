@@ -80,6 +80,7 @@ class KroneckerSum:
     """A matrix of ``shape`` as a sum of terms.  Any two of them stand on the same cells or on none in common."""
 
     shape: tuple[int, int]
+    dtype: torch.dtype
     terms: Sequence[Term]
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class KroneckerSum:
     def dense(self) -> Tensor:
         """The whole matrix; each piece is one matrix product over the tokens."""
         n = self.shape[1]
-        matrix = self.terms[0].maps.new_zeros(self.shape)
+        matrix = torch.zeros(self.shape, dtype=self.dtype)
         for term in self.terms:
             (p_a, feature_a), (m_a, output_a) = term.at.features, term.at.outputs
             (p_b, feature_b), (m_b, output_b) = term.by.features, term.by.outputs
@@ -114,7 +115,7 @@ class KroneckerSum:
 
     def diagonal(self) -> Tensor:
         """The diagonal of a square matrix, exactly."""
-        out = self.terms[0].maps.new_zeros(self.shape[0], 1)
+        out = torch.zeros(self.shape[0], 1, dtype=self.dtype)
         for term in self.terms:
             if term.at == term.by:
                 maps = term.maps.diagonal(dim1=1, dim2=2)
@@ -146,7 +147,7 @@ class KroneckerSum:
             by, psi, by_b = _within(term.by, columns, term.psi)
             if at and by:
                 terms.append(Term(at, by, phi, psi, term.maps[:, by_a][:, :, by_b]))
-        return KroneckerSum((len(rows), len(columns)), terms)
+        return KroneckerSum((len(rows), len(columns)), self.dtype, terms)
 
 
 def _within(place: Place, entries: range, features: Tensor) -> tuple[Place | None, Tensor, slice]:

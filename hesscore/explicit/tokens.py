@@ -27,6 +27,11 @@ class Factor:
     features: Tensor
     maps: Tensor
 
+    @property
+    def product(self) -> Tensor:
+        """``(N, z, p, m)``"""
+        return self.features[:, None, :, None] * self.maps[:, :, None, :]
+
 
 @dataclass(frozen=True)
 class TokenJacobian:
@@ -54,11 +59,12 @@ class TokenJacobian:
 
     def dense(self) -> Tensor:
         """``(N z, n)``."""
-        tokens, z = self.factors[0].maps.shape[:2]
+        n, (tokens, z) = self.shape[1], self.factors[0].maps.shape[:2]
+        if len(self.factors) == 1:  # of one weight: written once, without zeros before it
+            return self.factors[0].product.reshape(self.shape)
         matrix = self.factors[0].maps.new_zeros(self.shape)
-        n = self.shape[1]
         for factor in self.factors:
             (p, feature), (m, output) = factor.by.features, factor.by.outputs
             target = matrix.as_strided((tokens, z, p, m), (z * n, n, feature, output), factor.by.start)
-            target.addcmul_(factor.features[:, None, :, None], factor.maps[:, :, None, :])
+            target += factor.product
         return matrix
