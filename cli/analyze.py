@@ -21,7 +21,7 @@ CAUSES = ("loss", "softmax", "norm", "activation", "product")
 
 
 def analyze(
-    source: Annotated[str, typer.Argument(help="A checkpoint (.pt) or a block spec (.yaml).")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A checkpoint (.pt) or a block spec (.yaml).")],
     tokens: Tokens = None,
     max_tokens: MaxTokens = None,
     layers: Layers = None,
@@ -29,7 +29,8 @@ def analyze(
     dtype: Dtype = None,
     seed: Seed = 0,
     tolerance: Annotated[
-        float, typer.Option(help="Residual of an eigenvalue, over its block's spectral norm, that ends the search.")
+        float,
+        typer.Option(metavar="X", help="Error of an eigenvalue, over its block's spectral norm, to reach."),
     ] = 1e-3,
     csv: Csv = None,
     json: Json = None,
@@ -86,13 +87,15 @@ def _show(report: Report) -> None:
         f"loss {report.loss:.6g}: mean {what} over {scored}, {problem.provenance['data']}",
         "",
     )
-    sharpest = sorted((row for row in report.rows if row.gauss_newton_share), key=lambda row: -(row.lambda_max or 0))
+    caused = [row for row in report.rows if row.gauss_newton_share is not None]
+    sharpest = sorted(caused, key=lambda row: -(row.lambda_max or 0))
     if sharpest:
-        show("sharpest blocks, and what causes their lambda_max, in percent:")
+        show("sharpest blocks, by lambda_max, and what causes it, in percent:")
         for row in sharpest[:3]:
             size = Measured(row.lambda_max, row.lambda_max_error)
             main = sorted(_causes(row).items(), key=lambda cause: -abs(cause[1]))[:3]
-            show(f"  {_name(row):22} {size!s:>10}   {', '.join(f'{kind} {share:.0f}' for kind, share in main)}")
+            shares = ", ".join(f"{kind} {share:.0f}" for kind, share in main if round(share))
+            show(f"  {_name(row):22} {size!s:>10}   {shares}")
         show("")
     if not on_terminal():
         table(COLUMNS, [list(record.values()) for record in report.records])
@@ -106,13 +109,14 @@ def _show(report: Report) -> None:
                 Measured(row.lambda_max, row.lambda_max_error),
                 Measured(row.lambda_min, row.lambda_min_error),
                 Measured(row.trace, row.trace_stderr),
-                *(round(share) if row.gauss_newton_share else None for share in _causes(row).values()),
+                *(round(share) if row.gauss_newton_share is not None else None for share in _causes(row).values()),
             )
             for row in report.rows
         ],
+        spare=("|grad|", "trace"),
     )
-    show("(n) is the error of the last digits: a bound for lambda, one standard error for the trace.")
-    show("The last five columns are what causes lambda_max, in percent: they may cancel, and add up to 100.")
+    show("(n): error of the last digits; a bound for lambda, a standard error for trace.")
+    show("The last five columns: what causes lambda_max, in percent; parts may cancel.")
     notes: dict[str, list[str]] = {}
     for row in report.rows:
         if row.note:

@@ -4,7 +4,7 @@ rich is loaded only where a terminal is there to show it; it honours ``NO_COLOR`
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil, isfinite
 from typing import NamedTuple
@@ -27,6 +27,8 @@ class Measured(NamedTuple):
             return "-"
         if not (isfinite(self.value) and isfinite(self.error)):
             return f"{self.value:g} ± {self.error:g}"
+        if self.value == self.error == 0:
+            return "0"
         exponent = _exponent(max(abs(self.value), self.error), digits=4)
         shift = 0 if -4 < exponent < 6 else exponent
         value, error = self.value / 10.0**shift, self.error / 10.0**shift
@@ -61,13 +63,19 @@ def message(text: str) -> None:
     print(_printable(text), file=sys.stderr)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Collection[str] = ()) -> None:
+    """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short.
+
+    A terminal that is too narrow for all columns does without those in ``spare``, and says so.
+    """
     records = [list(row) for row in rows]
     cells = [[_cell(value, rounded=on_terminal()) for value in record] for record in records]
     number = int | float | Measured | None
     numeric = [all(isinstance(record[i], number) for record in records) for i in range(len(columns))]
-    (_rich_table if on_terminal() else _plain_table)(columns, cells, numeric)
+    if on_terminal():
+        _rich_table(columns, cells, numeric, spare)
+    else:
+        _plain_table(columns, cells, numeric)
 
 
 @contextmanager
@@ -110,21 +118,29 @@ def _plain_table(columns: Sequence[str], cells: list[list[str]], numeric: list[b
         print("  ".join(padded).rstrip())
 
 
-def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+def _rich_table(
+    columns: Sequence[str], cells: list[list[str]], numeric: list[bool], spare: Collection[str] = ()
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     console = Console()
-    least = 0
-    for i, (column, right) in enumerate(zip(columns, numeric, strict=True)):
-        widest = max(len(line[i]) for line in [list(columns), *cells])
-        whole = right or (i == 0 and widest <= console.width // 3)  # a name is broken only if it crowds out the rest
-        grid.add_column(column, justify="right" if right else "left", no_wrap=whole, overflow="fold")
-        least += 2 + (widest if whole else min(widest, FOLDED))
-    console.width = max(console.width, least)  # a terminal breaks lines; rich would crop numbers
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    # Numbers stay whole; a name is broken only if it crowds out the rest.
+    whole = [right or (i == 0 and widths[0] <= console.width // 3) for i, right in enumerate(numeric)]
+    least = [2 + (width if kept else min(width, FOLDED)) for width, kept in zip(widths, whole, strict=True)]
+    shown = list(range(len(columns)))
+    if sum(least) > console.width:
+        shown = [i for i in shown if columns[i] not in spare]
+    console.width = max(console.width, sum(least[i] for i in shown))  # rich would crop what does not fit
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for i in shown:
+        grid.add_column(columns[i], justify="right" if numeric[i] else "left", no_wrap=whole[i], overflow="fold")
     for line in cells:
-        grid.add_row(*map(Text, line))  # Text, because a plain str would be read as rich's markup
+        grid.add_row(*(Text(line[i]) for i in shown))  # Text, because a plain str would be read as rich's markup
     console.print(grid)
+    if len(shown) < len(columns):
+        left_out = ", ".join(column for column in columns if column in spare)
+        print(f"A wider terminal shows {left_out}, too.")

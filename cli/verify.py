@@ -27,7 +27,9 @@ COLUMNS = ("object", "channel", "error", "tolerance", "asymmetry", "passed")
 def verify(
     source: Annotated[
         str | None,
-        typer.Argument(help="A checkpoint or a block spec; without one, every map and a grid of small models."),
+        typer.Argument(
+            metavar="SOURCE", help="A checkpoint or a block spec; without one, every map and a grid of small models."
+        ),
     ] = None,
     tokens: Tokens = None,
     max_tokens: MaxTokens = None,
@@ -35,7 +37,7 @@ def verify(
     seed: Seed = 0,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest relative error, at most 1e-3; by default 1e-10, and 1e-4 in float32."),
+        typer.Option(metavar="X", help="Largest relative error, at most 1e-3; by default 1e-10, and 1e-4 in float32."),
     ] = None,
     csv: Csv = None,
     json: Json = None,

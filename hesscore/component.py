@@ -60,6 +60,9 @@ class Component(ABC):
         if not cls.__name__.startswith("_"):
             Component.registry[cls.__name__] = cls
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     @abstractmethod
     def value(self, *args: Tensor) -> tuple[Tensor, Any]:
         """Return ``(y, kept)``: the value, and what of the point the derivatives use."""

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -176,8 +177,11 @@ class Curvature:
         """Refuse what names no parameter: a graph has other nodes too, whose derivatives are not asked for here."""
         known = self.graph.parameters
         unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise UsageError(f"no parameter is named {unknown[0]}" if unknown else "no parameter is named at all")
+        if not names:
+            raise UsageError("no parameter is named at all")
+        if unknown:
+            near = difflib.get_close_matches(str(unknown[0]), known, 1, 0)
+            raise UsageError(f"no parameter is named {unknown[0]}, did you mean {near[0]}?")
 
     def _curved(self, terms: Terms | None) -> Set[int]:
         curved = self.graph.curved
@@ -272,9 +276,16 @@ class Block:
         return max(1, min(CACHED_ELEMENTS // widest, MOVED_BYTES // max(1, self.owner.part)))
 
     def dense(self) -> Tensor:
-        """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory."""
+        """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory.
+
+        It costs as many tangents as its shorter side is long.
+        """
+        n, m = self.shape
+        memory.check(n * m * self.owner.loss.element_size(), f"a dense block of {n} x {m}")
+        return self._swept() if n >= m else Block(self.owner, self.columns, self.rows, self.terms)._swept().T
+
+    def _swept(self) -> Tensor:
         (n, m), like = self.shape, self.owner.loss
-        memory.check(n * m * like.element_size(), f"a dense block of {n} x {m}")
         matrix = like.new_empty(n, m)
         for columns in torch.arange(m).split(self.at_once):
             basis = like.new_zeros(m, len(columns))

@@ -154,6 +154,9 @@ def _ids(stored: Stored) -> Tensor:
     if said := memory.excess(stored.size * BYTES_PER_TOKEN):
         raise InputError(f"{stored.size} tokens {said}: score fewer, with --max-tokens")
     ids = torch.from_numpy(stored.astype(np.int64))
+    flat = ids.flatten()
+    if stored.dtype == np.uint16 and len(flat) > 3 and not flat[1::2].any():
+        raise InputError("every second id is 0, as of ids in int32 read as uint16: save them as uint16, or as .npy")
     if int(ids.min()) < 0:
         raise InputError(f"{_first(ids, ids < 0)} is not an id: negative, or too large for int64")
     return ids

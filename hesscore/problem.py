@@ -42,11 +42,11 @@ class Problem:
 
     source: str
     spec: Spec
-    parameters: Mapping[str, Tensor]
-    batches: list[Batch]
+    parameters: Mapping[str, Tensor] = field(repr=False)
+    batches: list[Batch] = field(repr=False)
     scored: int
     """Tokens in the mean that is the loss."""
-    tensors: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The name in the file of each parameter."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

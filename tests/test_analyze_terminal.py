@@ -6,11 +6,12 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
 
 import pytest
 
-from tests.command import HESS, LAST, SAMPLE
+from tests.command import HESS, LAST, ROOT, SAMPLE
 
 
 def on_terminal(arguments, width, stderr_too=False, **environment):
@@ -56,6 +57,38 @@ def test_a_terminal_gets_a_table_that_fits_and_nothing_is_cut(width):
     for name in ("3.norm1.weight", "3.norm1.bias", "3.attn.k.bias", "3.mlp.down.weight"):
         assert sum(line.lstrip().startswith(f"{name} ") for line in table.splitlines()) == 1
     assert "\nno curvature beyond rounding: 3.attn.k.bias\n" in table
+
+
+def test_a_narrow_terminal_does_without_two_columns_and_says_so():
+    shown = plain(on_terminal([*SAMPLE, "--layers", "3", "--components", "mlp.down"], 80)[1])
+    table = shown.partition("sharpest")[2].split("\n\n", 1)[1]
+    assert table.partition("─")[0].split() == "block lambda_max lambda_min loss soft norm acti prod".split()
+    assert "\nA wider terminal shows |grad|, trace, too.\n" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+SATURATED = """
+import torch
+from hesscore.analysis import Row
+from hesscore.problem import open_problem
+from hesscore.report import Report
+from hesscore_cli.analyze import _show
+problem = open_problem("configs/blocks/paper-block.yaml")
+row = Row(0, "attn.v", "weight", "w", (2, 2), 4, 1.0, 1.0, 2.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.5, 0.5, 0.0, True)
+_show(Report(problem, 1.0, {}, [row.name], [row]))
+"""
+
+
+def test_a_loss_that_causes_nothing_hides_no_other_cause():
+    """Where logits saturate, the curvature of the cross entropy is exactly zero."""
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", SATURATED], stdout=theirs, cwd=ROOT, check=True)
+    os.close(theirs)
+    shown = plain(os.read(ours, 65536).decode())
+    os.close(ours)
+    assert "0.attn.v.weight" in shown.partition("sharpest")[2].partition("\r\n\r\n")[0]
+    assert "norm 75, activation 25\r\n" in shown
+    assert re.search(r"0\.attn\.v\.weight .* 0 +0 +75 +25 +0", shown)
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")

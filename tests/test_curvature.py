@@ -409,3 +409,20 @@ def test_what_is_no_parameter_has_no_row_and_no_block(ours):
             ours.block(rows)
     with pytest.raises(UsageError, match=r"takes \(4,\) or \(4, k\), not \(5,\)"):
         ours.block("blocks.0.norm1.bias") @ torch.ones(5).double()
+
+
+def test_a_dense_block_costs_as_many_tangents_as_its_shorter_side(ours, monkeypatch):
+    asked = []
+    hvp = Curvature.hvp
+
+    def counting(self, tangent, rows=None, terms=None):
+        asked.append(len(next(iter(tangent.values()))))
+        return hvp(self, tangent, rows, terms)
+
+    monkeypatch.setattr(Curvature, "hvp", counting)
+    wide, tall = "blocks.0.mlp.up.weight", "blocks.0.norm1.bias"
+    block = ours.block(tall, wide)
+    assert block.shape[0] < block.shape[1]
+    found = block.dense()
+    assert (found.shape, sum(asked)) == (block.shape, block.shape[0])
+    torch.testing.assert_close(found, ours.dense([tall, wide])[: block.shape[0], block.shape[0] :])

@@ -252,3 +252,17 @@ def test_npy_of_objects_is_refused_and_runs_nothing(tmp_path):
     assert not canary.exists()
     np.load(path, allow_pickle=True)
     assert canary.exists()  # so it was a canary
+
+
+@pytest.mark.parametrize("kind", ["<i4", "<i8"])
+def test_wider_ids_in_a_bin_file_are_told_apart(tmp_path, kind):
+    """Read as uint16, every second of them would be 0, and the loss would be of nonsense."""
+    path = tmp_path / "wide.bin"
+    np.arange(1, 60).astype(kind).tofile(path)
+    with pytest.raises(InputError, match="every second id is 0, as of ids in int32 read as uint16"):
+        read_data(path, 100, 8)
+    np.zeros(60, "<u2").tofile(path)  # all of them
+    with pytest.raises(InputError, match="every second id is 0"):
+        read_data(path, 100, 8)
+    np.array([5, 0, 7, 0, 9, 1], "<u2").tofile(path)
+    assert read_data(path, 100, 8).scored == 5
