@@ -62,7 +62,7 @@ def test_a_terminal_gets_a_table_that_fits_and_nothing_is_cut(width):
 def test_a_narrow_terminal_does_without_two_columns_and_says_so():
     shown = plain(on_terminal([*SAMPLE, "--layers", "3", "--components", "mlp.down"], 80)[1])
     table = shown.partition("sharpest")[2].split("\n\n", 1)[1]
-    assert table.partition("─")[0].split() == "block lambda_max lambda_min loss soft norm acti prod".split()
+    assert " ".join(table.partition("─")[0].split()) == "block lambda_max lambda_min loss soft norm acti prod"
     assert "\nA wider terminal shows |grad|, trace, too.\n" in table
     assert max(map(len, table.splitlines())) <= 80
 
@@ -74,7 +74,10 @@ from hesscore.problem import open_problem
 from hesscore.report import Report
 from hesscore_cli.analyze import _show
 problem = open_problem("configs/blocks/paper-block.yaml")
-row = Row(0, "attn.v", "weight", "w", (2, 2), 4, 1.0, 1.0, 2.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.5, 0.5, 0.0, True)
+row = Row(
+    0, "attn.v", "weight", "w", (2, 2), 4, 1.0, 1.0, 2.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0,
+    from_loss=0.0, from_softmax=0.0, from_norm=1.5, from_activation=0.5, from_product=0.0,
+)
 _show(Report(problem, 1.0, {}, [row.name], [row]))
 """
 
