@@ -13,6 +13,7 @@ from torch import Tensor
 from hesscore.component import KINDS
 from hesscore.curvature import Curvature
 from hesscore.errors import UsageError
+from hesscore.files import short
 from hesscore.problem import Problem
 from hesscore.spectrum.ends import EXACT_UP_TO, NonFiniteError, ends
 
@@ -69,22 +70,23 @@ def select(problem: Problem, layers: str | None = None, components: str | None =
     known = sorted({component for _, component, _ in within.values()})
     for glob in globs:
         if not any(fnmatchcase(component, glob) for component in known):
-            raise UsageError(f"--components {glob or repr(glob)} matches nothing among {', '.join(known)}")
+            raise UsageError(f"--components {short(glob) or repr(glob)} matches nothing among {', '.join(known)}")
     return [name for name, (_, component, _) in within.items() if any(fnmatchcase(component, glob) for glob in globs)]
 
 
 def _layers(text: str, count: int) -> set[int]:
+    given = f"--layers {short(text)}"
     known = {str(layer): layer for layer in range(count)}  # not int(), which refuses to read thousands of digits
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--layers {text}: layers are given as 0,3-5")
+            raise UsageError(f"{given}: layers are given as 0,3-5")
         if first not in known or (dash and last not in known):
-            raise UsageError(f"--layers {text}: the model has layers 0 to {count - 1}")
+            raise UsageError(f"{given}: the model has layers 0 to {count - 1}")
         start, end = known[first], known[last or first]
         if start > end:
-            raise UsageError(f"--layers {text}: {part.strip()} runs backwards, write {end}-{start}")
+            raise UsageError(f"{given}: {part.strip()} runs backwards, write {end}-{start}")
         chosen |= set(range(start, end + 1))
     return chosen
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -29,6 +29,9 @@ from torch import Tensor
 from hesscore import chain, memory
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph, Node
+
+Names = str | Iterable[str]
+"""One parameter or several."""
 
 Terms = Callable[[Node], bool]
 """Which nodes of identity (1) to sum over."""
@@ -72,7 +75,8 @@ class Curvature:
         _check_parameters(graph, leaves)
         _check_constants(graph, leaves, batches)
         self.graph = graph
-        self.leaves = {name: leaf.detach() for name, leaf in leaves.items()}
+        # A copy, because what is kept of the point belongs to these weights: an optimizer may move its own.
+        self.leaves = {name: leaf.detach().clone() for name, leaf in leaves.items()}
         self._pool = _pool(len(batches))
         parameters = {name: self.leaves[name] for name in graph.parameters}
         exact = _double(self.leaves)
@@ -106,14 +110,13 @@ class Curvature:
         return list(self.graph.parameters)
 
     def hvp(
-        self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None, terms: Terms | None = None
+        self, tangent: Mapping[str, Tensor], rows: Names | None = None, terms: Terms | None = None
     ) -> dict[str, Tensor]:
         """``(H v)[rows]`` for a ``v`` that is zero outside the blocks in ``tangent``; by default every row.
 
         ``terms`` restricts the sum (1) to the nodes for which it is true.
         """
-        rows = self.parameters if rows is None else rows
-        self._check_names(rows)
+        rows = self.parameters if rows is None else self._names(rows)
         seeds, single = self._seeds(tangent)
         wanted, curved = self.graph.positions(rows), self._curved(terms)
         bundle = self._total(lambda point: chain.product(point, seeds, wanted, curved))
@@ -126,11 +129,11 @@ class Curvature:
             products[name] = product[0] if single else product
         return products
 
-    def gauss_newton(self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def gauss_newton(self, tangent: Mapping[str, Tensor], rows: Names | None = None) -> dict[str, Tensor]:
         """The outer part of ``hvp``: ``J^T (d^2 loss / d output^2) J v``."""
         return self.hvp(tangent, rows, outer)
 
-    def functional(self, tangent: Mapping[str, Tensor], rows: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def functional(self, tangent: Mapping[str, Tensor], rows: Names | None = None) -> dict[str, Tensor]:
         """The rest of ``hvp``: what the maps before the loss cause."""
         return self.hvp(tangent, rows, inner)
 
@@ -140,16 +143,12 @@ class Curvature:
         parts = self._total(lambda point: chain.attribution(point, seeds, self.graph.curved))
         return {self.graph.nodes[i].name: part[0] if single else part for i, part in sorted(parts.items())}
 
-    def block(
-        self, rows: str | Sequence[str], columns: str | Sequence[str] | None = None, terms: Terms | None = None
-    ) -> Block:
+    def block(self, rows: Names, columns: Names | None = None, terms: Terms | None = None) -> Block:
         """The block ``H[rows, columns]`` as an operator on flat vectors; ``columns`` defaults to ``rows``."""
-        rows = (rows,) if isinstance(rows, str) else tuple(rows)
-        columns = rows if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
-        self._check_names((*rows, *columns))
-        return Block(self, rows, columns, terms)
+        rows = self._names(rows)
+        return Block(self, rows, rows if columns is None else self._names(columns), terms)
 
-    def dense(self, names: Sequence[str] | None = None, terms: Terms | None = None) -> Tensor:
+    def dense(self, names: Names | None = None, terms: Terms | None = None) -> Tensor:
         """The Hessian by the parameters in ``names`` (all by default) as one matrix; see ``Block.dense``."""
         return self.block(self.parameters if names is None else names, terms=terms).dense()
 
@@ -162,7 +161,9 @@ class Curvature:
 
     def _seeds(self, tangent: Mapping[str, Tensor]) -> tuple[chain.Bundle, bool]:
         """The tangents by position, all with their axis ``k``, and whether that axis was added here."""
-        self._check_names(tangent)
+        self._names(tangent)
+        for name, v in tangent.items():
+            _check_tensor(v, f"the tangent of {name}")
         single = all(v.ndim == self.leaves[name].ndim for name, v in tangent.items())
         seeds = {name: v[None] if single else v for name, v in tangent.items()}
         k = len(next(iter(seeds.values())))
@@ -173,19 +174,28 @@ class Curvature:
                 raise UsageError(f"the tangent of {name} is {tuple(tangent[name].shape)} in {v.dtype}, not {wanted}")
         return {self.graph.index[name]: v for name, v in seeds.items()}, single
 
-    def _check_names(self, names: Collection[str]) -> None:
+    def _names(self, names: Names) -> tuple[str, ...]:
         """Refuse what names no parameter: a graph has other nodes too, whose derivatives are not asked for here."""
+        names = (names,) if isinstance(names, str) else tuple(names)
         known = self.graph.parameters
         unknown = [name for name in names if name not in known]
+        if len(set(names)) < len(names):
+            raise UsageError("a parameter is named twice")
         if not names:
             raise UsageError("no parameter is named at all")
         if unknown:
             near = difflib.get_close_matches(str(unknown[0]), known, 1, 0)
             raise UsageError(f"no parameter is named {unknown[0]}, did you mean {near[0]}?")
+        return names
 
     def _curved(self, terms: Terms | None) -> Set[int]:
         curved = self.graph.curved
         return curved if terms is None else {i for i in curved if terms(self.graph.nodes[i])}
+
+
+def _check_tensor(v: object, what: str) -> None:
+    if not isinstance(v, Tensor) or v.layout != torch.strided or v.is_meta:
+        raise UsageError(f"{what} is not a dense tensor in memory")
 
 
 def _double(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -254,6 +264,7 @@ class Block:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Product with ``(n,)`` or, many at once, ``(n, k)``."""
+        _check_tensor(vectors, "what a block is applied to")
         if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
             raise UsageError(
                 f"a block of {self.shape} takes ({self.shape[1]},) or ({self.shape[1]}, k), not {tuple(vectors.shape)}"

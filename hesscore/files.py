@@ -63,6 +63,6 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def short(text: object, most: int = 80) -> str:
-    """What a file says, cut to a length that a message can carry."""
-    text = str(text)
+    """What a file says, on one line and cut to a length that a message can carry."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: most + 1])
     return text if len(text) <= most else f"{text[:most]}..."

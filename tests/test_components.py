@@ -482,3 +482,12 @@ def test_saturated_probabilities_keep_their_digits(gap):
     )
     bent = scored.bend(kept, torch.tensor(1.0, dtype=torch.float64))
     check(scored.curvature(kept, bent, [unit, None, None], [True, False, False]), expected)
+
+
+def test_relu_squared_has_no_curvature_at_the_origin_as_autograd_says():
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    for square in F.relu(x) ** 2, Activation("relu_squared").value(x)[0]:
+        (slope,) = torch.autograd.grad(square.sum(), x, create_graph=True)
+        assert not torch.autograd.grad(slope.sum(), x)[0].any()
+    y, (slope, bend) = Activation("relu_squared").value(x.detach())
+    assert not y.any() and not slope.any() and not bend.any()

@@ -426,3 +426,42 @@ def test_a_dense_block_costs_as_many_tangents_as_its_shorter_side(ours, monkeypa
     found = block.dense()
     assert (found.shape, sum(asked)) == (block.shape, block.shape[0])
     torch.testing.assert_close(found, ours.dense([tall, wide])[: block.shape[0], block.shape[0] :])
+
+
+def test_weights_that_move_on_leave_the_curvature_where_it_was(ours):
+    """As an optimizer's step does: products would belong to no point at all."""
+    weights, data = reference.draw(SPEC, padding=1)
+    curvature = Curvature(model(SPEC), inputs(SPEC, **data) | weights)
+    v = curvature.gradient
+    before = curvature.hvp(v)
+    for weight in weights.values():
+        weight.add_(1)
+    after = curvature.hvp(v)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_rows_are_one_name_or_any_several(ours):
+    a, b = ours.parameters[:2]
+    v = {a: torch.ones_like(ours.gradient[a])}
+    both = ours.hvp(v, rows=(name for name in (a, b)))
+    assert list(both) == [a, b]
+    assert torch.equal(ours.hvp(v, rows=a)[a], both[a])
+    for asked in (lambda: ours.block([b, b]), lambda: ours.hvp(v, rows=[a, a]), lambda: ours.dense([a, a])):
+        with pytest.raises(UsageError, match=r"^a parameter is named twice$"):
+            asked()
+    with pytest.raises(UsageError, match=rf"^no parameter is named {a[:-1]}, did you mean {a}\?$"):
+        ours.hvp(v, rows=a[:-1])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, [1.0], torch.ones(4).to_sparse(), torch.ones(4, device="meta"), 1.0],
+    ids=["None", "list", "sparse", "meta", "float"],
+)
+def test_what_is_no_tensor_in_memory_is_refused(ours, wrong):
+    name = "blocks.0.norm1.bias"
+    for asked in (ours.hvp, ours.gauss_newton, ours.functional, ours.attribution):
+        with pytest.raises(UsageError, match=f"^the tangent of {name} is not a dense tensor in memory$"):
+            asked({name: wrong})
+    with pytest.raises(UsageError, match=r"^what a block is applied to is not a dense tensor in memory$"):
+        ours.block(name) @ wrong

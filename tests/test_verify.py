@@ -8,6 +8,7 @@ import torch
 
 from hesscore.component import Component
 from hesscore.components.activation import ACTIVATIONS, Activation
+from hesscore.components.add import Add
 from hesscore.components.hadamard import Hadamard
 from hesscore.components.product import Product
 from hesscore.components.rmsnorm import RMSNorm
@@ -289,3 +290,29 @@ def test_an_asymmetric_hessian_is_found(monkeypatch):
     assert all(check.asymmetry is not None and check.asymmetry > 1e-3 for check in verify_maps())
     whole = [check for check in verify_model(*small()) if check.asymmetry is not None]
     assert all(check.asymmetry > 1e-10 for check in whole if check.asymmetry is not None)
+
+
+@pytest.mark.parametrize("cls", [Product, Add, Hadamard])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_fault_where_one_argument_alone_moves_is_found(monkeypatch, cls, missing):
+    """``hess analyze`` moves one parameter at a time, so most products take that path."""
+    right = cls.jvp
+
+    def wrong(self, kept, tangents):
+        moved = right(self, kept, tangents)
+        return moved * (1 + 1e-6) if tangents[missing] is None else moved
+
+    monkeypatch.setattr(cls, "jvp", wrong)
+    assert any(cls.__name__ in name for name in failing(verify_maps()))
+    assert "model" in failing(verify_model(*small()))
+
+
+def test_a_fault_in_a_cotangent_that_is_asked_for_alone_is_found(monkeypatch):
+    right = Product.vjp
+
+    def wrong(self, kept, cotangent, needs, onto=(None, None)):
+        a, b = right(self, kept, cotangent, needs, onto)
+        return a, None if b is None else b * (1 if needs[0] else 1 + 1e-6)
+
+    monkeypatch.setattr(Product, "vjp", wrong)
+    assert any("Product" in name for name in failing(verify_maps()))

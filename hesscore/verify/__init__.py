@@ -5,10 +5,10 @@ A channel differentiates plain values, in float64 whatever the closed form is co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf, prod
+from re import sub
 from typing import NamedTuple
 
 import torch
@@ -100,20 +100,26 @@ def _verify_map(
     n = len(point) - c.numel()
     tangents = _unflat(torch.eye(n).to(c), shapes[:m])
     cotangents = torch.eye(c.numel()).to(c).view(-1, *c.shape)
-    closed = c.new_zeros(len(point), len(point))
-    closed[:n, n:] = _flat([f.jvp(kept, tangents)])
-    closed[n:, :n] = _flat(f.vjp(kept, cotangents, needs))
-    if f.kind:
-        closed[:n, :n] = _flat(f.curvature(kept, f.bend(kept, c), tangents, needs))
+
+    def closed(moving: Collection[int]) -> Tensor:
+        """The Hessian's share of the arguments in ``moving``: the others have no tangent, and are asked for none."""
+        motion = [tangents[i] if i in moving else None for i in range(len(arguments))]
+        matrix = c.new_zeros(len(point), len(point))
+        matrix[:n, n:] = _flat([f.jvp(kept, motion)])
+        matrix[n:, :n] = _flat(_filled(f.vjp(kept, cotangents, [i in moving for i in range(m)]), shapes, c))
+        if f.kind:
+            matrix[:n, :n] = _flat(_filled(f.curvature(kept, f.bend(kept, c), motion, needs), shapes[:m], c))
+        return matrix
+
+    alone, together = torch.stack([closed([i]) for i in range(m)]).sum(0), closed(range(m))
 
     def paired(z: Tensor) -> Tensor:
         *x, c = _unflat(z, shapes)
         return (f.value(*x, *arguments[m:])[0] * c).sum()
 
     directions = randn(rng, 2, len(point))
-    whole = Object(name, [slice(None)], _asymmetry(closed))
-    known = exact(partial(torch.matmul, other=closed), directions)
-    yield from _compare([paired], point, directions, known, [whole], tolerance)
+    whole = Object(name, [slice(None)], _asymmetry(alone))
+    yield from _compare([paired], point, directions, exact(_both(alone, together), directions), [whole], tolerance)
 
 
 def verify_grid(seed: int = 0, tolerance: float = TOLERANCE[torch.float64]) -> Iterator[Check]:
@@ -121,12 +127,22 @@ def verify_grid(seed: int = 0, tolerance: float = TOLERANCE[torch.float64]) -> I
     rng = Generator().manual_seed(seed)
     for name, spec in grid().items():
         graph, leaves = model(spec), draw(spec, name.endswith("padded"), rng)
-        closed = Curvature(graph, leaves).dense()
+        closed = Curvature(graph, leaves)
+        blocks = [closed.block(closed.parameters, parameter) for parameter in closed.parameters]
+        alone, together = torch.cat([block.dense() for block in blocks], 1), closed.dense()
         losses, x = _losses(graph, leaves, [Batch()])
         directions = randn(rng, 2, len(x))
-        whole = Object(name, [slice(None)], _asymmetry(closed))
-        known = exact(partial(torch.matmul, other=closed.T), directions)
+        whole = Object(name, [slice(None)], _asymmetry(alone))
+        known = exact(_both(alone.T, together.T), directions)
         yield from _compare(losses, x, directions, known, [whole], tolerance)
+
+
+def _both(alone: Tensor, together: Tensor) -> Callable[[Tensor], Tensor]:
+    """Products of directions by turns with two matrices that should be one.
+
+    Where the tangent of an argument is missing, maps take other paths than where all move.
+    """
+    return lambda directions: torch.stack([v @ (alone, together)[i % 2] for i, v in enumerate(directions)])
 
 
 def verify_model(
@@ -149,10 +165,11 @@ def verify_model(
 
     def product(directions: Tensor) -> Tensor:
         tangents = zip(graph.parameters, _unflat(directions.to(curvature.loss), graph.parameters.values()), strict=True)
-        shares: list[dict[str, Tensor]] = [{}, {}, {}]
-        for i, (name, tangent) in enumerate(tangents):
-            shares[i % 3][name] = tangent  # where a tangent is missing, maps take other paths
-        return torch.stack([_flat(curvature.hvp(share).values()).to(x) for share in shares if share]).sum(0)
+        # The same parameter of all layers at a time: where a tangent is missing, maps take other paths.
+        shares: dict[str, dict[str, Tensor]] = {}
+        for name, tangent in tangents:
+            shares.setdefault(sub(r"\d+", "", name), {})[name] = tangent
+        return torch.stack([_flat(curvature.hvp(share).values()).to(x) for share in shares.values()]).sum(0)
 
     closed = exact(product, torch.stack([u, w]))
     (hu, hw), (rounding_u, rounding_w), _ = closed
@@ -237,6 +254,14 @@ def _losses(graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch]
         return of
 
     return [loss(batch) for batch in batches], torch.cat([leaves[name].double().flatten() for name in graph.parameters])
+
+
+def _filled(tensors: Iterable[Tensor | None], shapes: Collection[tuple[int, ...]], like: Tensor) -> list[Tensor]:
+    """Zeros in the place of what is missing, with the leading axis of the others."""
+    found = list(tensors)
+    k = max(len(tensor) for tensor in found if tensor is not None)
+    pairs = zip(found, shapes, strict=False)
+    return [like.new_zeros(k, *shape) if tensor is None else tensor for tensor, shape in pairs]
 
 
 def _flat(tensors: Iterable[Tensor | None]) -> Tensor:
