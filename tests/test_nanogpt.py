@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -31,7 +32,13 @@ def test_loss_and_gradient_are_nanogpts(tmp_path, bias, untied):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod.", "module.module._orig_mod."]
+    "prefix",
+    [
+        "".join(f"{wrapper}." for wrapper in wrappers)
+        for count in (1, 2, 3)
+        for wrappers in permutations(["_orig_mod", "module", "model"], count)
+    ]
+    + ["module.module._orig_mod."],
 )
 def test_prefixes_of_wrappers_are_seen_through_and_reported(tmp_path, prefix):
     state = state_dict(ARGS)

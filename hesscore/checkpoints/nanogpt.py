@@ -31,8 +31,8 @@ MODULES = {
 FUSED = ("attn.q", "attn.k", "attn.v")
 TABLE, HEAD = "transformer.wte.weight", "lm_head.weight"
 
-WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
-"""What torch.compile and DistributedDataParallel put before names, in either order."""
+WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|model)\.")
+"""What torch.compile, DistributedDataParallel and modules around the model put before names, in any order."""
 
 _SIZE = (int | np.integer, "a whole number", 1, 2**31 - 1)
 ARGS: dict[str, tuple[Any, str, int, int]] = {
