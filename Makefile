@@ -14,8 +14,9 @@ test: export OMP_NUM_THREADS = 1
 test: lint types imports
 	$(BIN)/pytest -n auto -m "not slow"
 
-# Alone on the machine, as some measure time or memory. 5 is pytest's word for "none collected".
+# Alone on the machine, as some take long or measure time or memory. 5 is pytest's word for "none collected".
 test-slow: $(VENV)/.installed-dev
+	$(BIN)/hess bench --quick
 	$(BIN)/pytest -m slow || [ $$? -eq 5 ]
 
 lint: $(VENV)/.installed-dev

@@ -77,7 +77,7 @@ class Curvature:
         self.graph = graph
         # A copy, because what is kept of the point belongs to these weights: an optimizer may move its own.
         self.leaves = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-        self._pool = _pool(len(batches))
+        self._pool = pool(len(batches))
         parameters = {name: self.leaves[name] for name in graph.parameters}
         exact = _double(self.leaves)
 
@@ -237,7 +237,7 @@ def _check_finite(name: str, leaf: Tensor) -> None:
         raise InputError(f"{name} is NaN or infinite in {wrong} of {leaf.numel()} places")
 
 
-def _pool(parts: int) -> ThreadPoolExecutor:
+def pool(parts: int) -> ThreadPoolExecutor:
     """One thread a part, up to torch's number, each with its fair share of them.
 
     Most operations are too small to be split over threads; parts of the data are not.

@@ -68,7 +68,7 @@ REFUSED = {
     "typo in spec": (["typo.yaml"], 2, "typo.yaml: unknown field layer, did you mean layers?"),
     "spec and tokens": (["good.yaml", "--tokens", "good.bin"], 2, "good.yaml is a spec: its input is drawn"),
     "layers": (["good.pt", "--layers", "1"], 2, "--layers 1: the model has layers 0 to 0"),
-    "no layer": (["good.pt", "--layers", "9" * 5000], 2, f"--layers {'9' * 5000}: the model has layers 0 to 0"),
+    "no layer": (["good.pt", "--layers", "9" * 5000], 2, f"--layers {'9' * 80}...: the model has layers 0 to 0"),
     "no source": ([""], 2, "SOURCE is empty: name a file"),
     "components": (["good.pt", "--components", "attn"], 2, "--components attn matches nothing among attn.k, attn.o"),
     "dtype": (["good.pt", "--dtype", "half"], 2, "--dtype half: give one of float64, float32"),

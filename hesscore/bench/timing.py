@@ -1,0 +1,89 @@
+"""Time and memory of contestants that do the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+from torch import Tensor
+
+Run = Callable[[], Any]
+Role = Literal["ours", "rival", "floor"]
+
+SECONDS = 0.2
+"""How long a contestant runs in all, repeats included; a slow one runs ``LEAST`` times."""
+LEAST = 3
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``prepare`` does what is not measured, and returns what is; ``value`` makes a tensor of its result."""
+
+    name: str
+    role: Role
+    prepare: Callable[[], Run]
+    value: Callable[[Any], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compute.  ``tolerance`` is the largest relative distance between the values of two contestants."""
+
+    name: str
+    size: str
+    contestants: tuple[Contestant, ...]
+    tolerance: float
+    memory: bool = False
+    """Whether its peak is worth a process for each contestant."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, the median over the repeats, and how far the value is from that of the first contestant that has one."""
+
+    case: str
+    size: str
+    contestant: str
+    role: Role
+    seconds: float
+    repeats: int
+    error: float | None
+    tolerance: float
+    peak_bytes: int | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether the value, if there is one to compare, is that of the first contestant; NaN never is."""
+        return self.error is None or self.error <= self.tolerance
+
+
+def measure(case: Case) -> list[Timing]:
+    """Every contestant in turn, round after round, so that what slows the machine down slows all of them."""
+    runs = {c.name: c.prepare() for c in case.contestants}
+    values = {c.name: c.value(runs[c.name]()) for c in case.contestants if c.value}
+    right = next(iter(values.values()), None)
+    errors = {name: float((value - right).norm() / right.norm()) for name, value in values.items() if right is not None}
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()  # caches, threads and allocators warm up
+    while active := [name for name, times in spent.items() if sum(times) < SECONDS or len(times) < LEAST]:
+        for name in active:
+            started = perf_counter()
+            runs[name]()
+            spent[name].append(perf_counter() - started)
+    return [
+        Timing(
+            case=case.name,
+            size=case.size,
+            contestant=c.name,
+            role=c.role,
+            seconds=median(spent[c.name]),
+            repeats=len(spent[c.name]),
+            error=errors.get(c.name),
+            tolerance=case.tolerance,
+        )
+        for c in case.contestants
+    ]
