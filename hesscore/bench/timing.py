@@ -14,8 +14,8 @@ Run = Callable[[], Any]
 Role = Literal["ours", "rival", "floor"]
 
 SECONDS = 0.2
-"""How long a contestant runs in all, repeats included; a slow one runs ``LEAST`` times."""
-LEAST = 3
+"""How long a contestant runs in all; ``LEAST`` times if it is slow, ``MOST`` times if it is fast."""
+LEAST, MOST = 3, 1000
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def measure(case: Case) -> list[Timing]:
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # caches, threads and allocators warm up
-    while active := [name for name, times in spent.items() if sum(times) < SECONDS or len(times) < LEAST]:
+    while active := [name for name, times in spent.items() if _goes_on(times)]:
         for name in active:
             started = perf_counter()
             runs[name]()
@@ -87,3 +87,7 @@ def measure(case: Case) -> list[Timing]:
         )
         for c in case.contestants
     ]
+
+
+def _goes_on(times: list[float]) -> bool:
+    return len(times) < LEAST or (len(times) < MOST and sum(times) < SECONDS)
