@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from hesscore.bench import cases, environment, timing
+from hesscore.bench.peak import peak_bytes
 from hesscore.bench.timing import Case, Contestant, Timing, measure
 from tests.command import run
 
 PROGRAM = """
 import os, torch
 import hesscore.bench as bench
+from hesscore.bench.peak import peak_bytes
 from hesscore.bench.timing import Case, Contestant
 from hesscore_cli.commands import app
 
@@ -54,6 +56,14 @@ def test_contestants_take_turns(short, monkeypatch):
     assert calls == ["a", "b"] * 5  # the first to warm up
     assert [t.repeats for t in found] == [4, 4]
     assert [t.error for t in found] == [None, None]
+
+
+def test_the_peak_is_of_the_contestant_and_not_of_who_asks():
+    """A process begins with its parent's mark of the most it ever took."""
+    ballast = torch.ones(2**27)  # half a gigabyte
+    case = next(case for case in cases(quick=True) if case.memory)
+    taken = peak_bytes(case, measure(case)[0], quick=True)
+    assert 0 < taken < ballast.nbytes / 2
 
 
 @pytest.mark.parametrize(("error", "right"), [(None, True), (0.1, True), (0.2, False), (nan, False)])

@@ -38,7 +38,7 @@ class FeedForward:
 
     def by_up_bias(self) -> Tensor:
         """``D^T diag(f'_n)``, ``(N, z, h)``."""
-        return self.point[1][:, None, :] * self.down.T
+        return self.point[1][:, None, :] * self.down.T.contiguous()  # or the product would be laid out as the transpose
 
     def by_down(self) -> TokenJacobian:
         """``dy_n/dD = f_n^T (x) I``."""
