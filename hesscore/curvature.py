@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from hesscore import chain, memory
-from hesscore.errors import InputError, UsageError
+from hesscore.checks import check_constants, check_parameters, check_tensor
+from hesscore.errors import UsageError
 from hesscore.graph import Graph, Node
 
 Names = str | Iterable[str]
@@ -72,8 +73,8 @@ class Curvature:
     """
 
     def __init__(self, graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch] = (Batch(),)) -> None:
-        _check_parameters(graph, leaves)
-        _check_constants(graph, leaves, batches)
+        check_parameters(graph, leaves)
+        check_constants(graph, leaves, [batch.constants for batch in batches])
         self.graph = graph
         # A copy, because what is kept of the point belongs to these weights: an optimizer may move its own.
         self.leaves = {name: leaf.detach().clone() for name, leaf in leaves.items()}
@@ -163,7 +164,7 @@ class Curvature:
         """The tangents by position, all with their axis ``k``, and whether that axis was added here."""
         self._names(tangent)
         for name, v in tangent.items():
-            _check_tensor(v, f"the tangent of {name}")
+            check_tensor(v, f"the tangent of {name}")
         single = all(v.ndim == self.leaves[name].ndim for name, v in tangent.items())
         seeds = {name: v[None] if single else v for name, v in tangent.items()}
         k = len(next(iter(seeds.values())))
@@ -193,11 +194,6 @@ class Curvature:
         return curved if terms is None else {i for i in curved if terms(self.graph.nodes[i])}
 
 
-def _check_tensor(v: object, what: str) -> None:
-    if not isinstance(v, Tensor) or v.layout != torch.strided or v.is_meta:
-        raise UsageError(f"{what} is not a dense tensor in memory")
-
-
 def _double(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: leaf.double() if leaf.is_floating_point() else leaf for name, leaf in leaves.items()}
 
@@ -205,36 +201,6 @@ def _double(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _add(total: chain.Bundle, bundle: chain.Bundle) -> None:
     for i, part in bundle.items():
         total[i] = total[i] + part if i in total else part
-
-
-def _check_parameters(graph: Graph, leaves: Mapping[str, Tensor]) -> None:
-    dtypes = {leaves[name].dtype for name in graph.parameters if name in leaves}
-    for name, shape in graph.parameters.items():
-        if name not in leaves:
-            raise InputError(f"no value for the parameter {name}")
-        if leaves[name].shape != shape:
-            raise InputError(f"{name} has shape {tuple(leaves[name].shape)}, not {shape}")
-        if len(dtypes) > 1 or leaves[name].dtype not in (torch.float64, torch.float32):
-            raise InputError(f"{name} is in {leaves[name].dtype}: all parameters are in float64, or all in float32")
-        _check_finite(name, leaves[name])
-
-
-def _check_constants(graph: Graph, leaves: Mapping[str, Tensor], batches: Sequence[Batch]) -> None:
-    if not batches:
-        raise UsageError("no parts of the data: give one Batch or more")
-    for batch in batches:
-        for name in graph.constants:
-            if name not in batch.constants and name not in leaves:
-                raise InputError(f"no value for the constant {name}")
-            _check_finite(name, batch.constants[name] if name in batch.constants else leaves[name])
-        for name in graph.parameters.keys() & batch.constants.keys():
-            raise InputError(f"{name} is a parameter, and the same for every part of the data")
-
-
-def _check_finite(name: str, leaf: Tensor) -> None:
-    if not leaf.isfinite().all():
-        wrong = leaf.numel() - int(leaf.isfinite().sum())
-        raise InputError(f"{name} is NaN or infinite in {wrong} of {leaf.numel()} places")
 
 
 def pool(parts: int) -> ThreadPoolExecutor:
@@ -264,7 +230,7 @@ class Block:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Product with ``(n,)`` or, many at once, ``(n, k)``."""
-        _check_tensor(vectors, "what a block is applied to")
+        check_tensor(vectors, "what a block is applied to")
         if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
             raise UsageError(
                 f"a block of {self.shape} takes ({self.shape[1]},) or ({self.shape[1]}, k), not {tuple(vectors.shape)}"

@@ -45,3 +45,15 @@ def strict(text):
 
 def _refuse(word):
     raise AssertionError(f"{word} is not JSON")
+
+
+def read_terminal(end):
+    """All that is shown on a terminal of which ``end`` is ours, until the other is closed."""
+    shown = b""
+    try:
+        while chunk := os.read(end, 4096):
+            shown += chunk
+    except OSError:  # how Linux says so
+        pass
+    os.close(end)
+    return shown.decode()

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from tests.command import HESS, LAST, ROOT, SAMPLE
+from tests.command import HESS, LAST, ROOT, SAMPLE, read_terminal
 
 
 def on_terminal(arguments, width, stderr_too=False, **environment):
@@ -27,15 +27,9 @@ def on_terminal(arguments, width, stderr_too=False, **environment):
         stderr=theirs if stderr_too else subprocess.PIPE,
     )
     os.close(theirs)
-    shown = b""
-    try:
-        while chunk := os.read(ours, 4096):
-            shown += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(ours)
+    shown = read_terminal(ours)
     rest = process.communicate(timeout=60)[1] or b""
-    return process.returncode, shown.decode().replace("\r\n", "\n"), rest.decode()
+    return process.returncode, shown.replace("\r\n", "\n"), rest.decode()
 
 
 def plain(shown):
@@ -87,8 +81,7 @@ def test_a_loss_that_causes_nothing_hides_no_other_cause():
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-c", SATURATED], stdout=theirs, cwd=ROOT, check=True)
     os.close(theirs)
-    shown = plain(os.read(ours, 65536).decode())
-    os.close(ours)
+    shown = plain(read_terminal(ours))
     assert "0.attn.v.weight" in shown.partition("sharpest")[2].partition("\r\n\r\n")[0]
     assert "norm 75, activation 25\r\n" in shown
     assert re.search(r"0\.attn\.v\.weight .* 0 +0 +75 +25 +0", shown)

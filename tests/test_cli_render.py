@@ -12,6 +12,8 @@ from hesscore_cli.render import Measured, message, progress, table
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.command import read_terminal
+
 COLUMNS = ["parameter", "lambda_max", "note"]
 ROWS = [["blocks.3.attn.q[red]", 1 / 3, None], ["head" * 30, 12345.678901, "a\x1b[31m\nb"]]
 TABLE = f"from hesscore_cli.render import table; table({COLUMNS}, {ROWS})"
@@ -36,15 +38,9 @@ def on_terminal(program, stream, *arguments, **environment):
         stderr=theirs if stream == "stderr" else subprocess.PIPE,
     )
     os.close(theirs)
-    shown = b""
-    try:
-        while chunk := os.read(ours, 4096):
-            shown += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(ours)
+    shown = read_terminal(ours)
     rest = b"".join(output for output in process.communicate() if output)
-    return shown.decode(), rest.decode()
+    return shown, rest.decode()
 
 
 def test_a_pipe_gets_every_digit_and_whole_names(capsys):
