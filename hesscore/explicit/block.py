@@ -126,14 +126,12 @@ class _Block:
             moved = chain.tangents(point, {b.entry: b.seeds}, targets)
             pulled = chain.cotangents(point, {a.entry for a in after}, moved=moved, curved=self.curved)
             for a in after:
-                found = []
                 if a.entry in pulled:
-                    found.append(Term(a.place, b.place, a.features, b.features, a.read(pulled[a.entry])))
+                    maps = a.read(pulled[a.entry])
+                    yield Term(a.place, b.place, a.features, b.features, maps, mirrored=a is not b)
                 if a.source in moved and a.entry in self.curved:
-                    found.append(Term(a.crossed, b.place, a.gradient, b.features, a.turn(moved[a.source])))
-                yield from found
-                if a is not b:
-                    yield from (term.T for term in found)
+                    maps = a.turn(moved[a.source])
+                    yield Term(a.crossed, b.place, a.gradient, b.features, maps, mirrored=a is not b)
 
     def _pieces(self, point: Point) -> Iterator[Piece]:
         spec = self.spec
@@ -229,10 +227,7 @@ class _Block:
             for (other, start), part in zip(self.start.items(), rows.split(sizes, 1), strict=True):
                 at = Place(self.start[name], (1, self.size), (len(rows), 1))
                 by = Place(start, (1, self.size), (part.shape[1], 1))
-                term = Term(at, by, one, one, part[None])
-                yield term
-                if other not in names:
-                    yield term.T
+                yield Term(at, by, one, one, part[None], mirrored=other not in names)
 
     @property
     def _others(self) -> list[str]:

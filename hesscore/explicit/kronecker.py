@@ -10,7 +10,7 @@ norm follow from the factors.  A plain matrix is such a sum of one token with on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,10 +53,21 @@ class Term:
     phi: Tensor
     psi: Tensor
     maps: Tensor
+    mirrored: bool = False
+    """Whether its transpose belongs to the matrix as well."""
 
     @property
     def T(self) -> Term:
         return Term(self.by, self.at, self.psi, self.phi, self.maps.mT)
+
+    def place(self, matrix: Tensor) -> Tensor:
+        """Where it stands in a contiguous ``matrix``: ``(p_a, m_a, p_b, m_b)``, sharing its memory."""
+        n, at, by = matrix.shape[1], self.at, self.by
+        return matrix.as_strided(
+            (at.features[0], at.outputs[0], by.features[0], by.outputs[0]),
+            (at.features[1] * n, at.outputs[1] * n, by.features[1], by.outputs[1]),
+            at.start * n + by.start,
+        )
 
     def inner(self, other: Term) -> float:
         """``<self, other>``, entry by entry, of two terms that stand on the same cells."""
@@ -83,40 +94,46 @@ class KroneckerSum:
     dtype: torch.dtype
     terms: Sequence[Term]
 
+    @property
+    def all_terms(self) -> Iterator[Term]:
+        """Those that are mirrored, and their transposes, apart."""
+        for term in self.terms:
+            yield term
+            if term.mirrored:
+                yield term.T
+
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Product with ``(n,)`` or, many at once, ``(n, k)``."""
         if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
             raise UsageError(f"a matrix of {self.shape} does not take {tuple(vectors.shape)}")
         many = vectors.reshape(len(vectors), -1).contiguous()
         out = many.new_zeros(self.shape[0], many.shape[1])
-        for term in self.terms:
+        for term in self.all_terms:
             small = torch.einsum("nq,qbk->nbk", term.psi, term.by.view(many))
             term.at.view(out).add_(torch.einsum("np,nak->pak", term.phi, term.maps @ small))
         return out.reshape(self.shape[0], *vectors.shape[1:])
 
     def dense(self) -> Tensor:
         """The whole matrix; each piece is one matrix product over the tokens."""
-        n = self.shape[1]
         matrix = torch.zeros(self.shape, dtype=self.dtype)
         for term in self.terms:
-            (p_a, feature_a), (m_a, output_a) = term.at.features, term.at.outputs
-            (p_b, feature_b), (m_b, output_b) = term.by.features, term.by.outputs
-            target = matrix.as_strided(
-                (p_a, m_a, p_b, m_b),
-                (feature_a * n, output_a * n, feature_b, output_b),
-                term.at.start * n + term.by.start,
-            )
+            target = term.place(matrix)
+            p_a, m_a, p_b, m_b = target.shape
             maps = term.maps.flatten(1)
             at_once = max(1, CHUNK // (m_a * p_b * m_b))
-            for phi, piece in zip(term.phi.split(at_once, 1), target.split(at_once), strict=True):
-                pairs = (phi[:, :, None] * term.psi[:, None]).flatten(1)
-                piece += (pairs.T @ maps).view(-1, p_b, m_a, m_b).transpose(1, 2)
+            for start in range(0, p_a, at_once):
+                rows = slice(start, start + at_once)
+                pairs = (term.phi[:, rows, None] * term.psi[:, None]).flatten(1)
+                small = (pairs.T @ maps).view(-1, p_b, m_a, m_b)
+                target[rows] += small.transpose(1, 2)
+                if term.mirrored:
+                    term.T.place(matrix)[:, :, rows] += small.permute(1, 3, 0, 2)
         return matrix
 
     def diagonal(self) -> Tensor:
         """The diagonal of a square matrix, exactly."""
         out = torch.zeros(self.shape[0], 1, dtype=self.dtype)
-        for term in self.terms:
+        for term in self.all_terms:
             if term.at == term.by:
                 maps = term.maps.diagonal(dim1=1, dim2=2)
                 term.at.view(out)[..., 0] += (term.phi * term.psi).T @ maps
@@ -135,14 +152,14 @@ class KroneckerSum:
 
     def _by_cells(self) -> dict[object, list[Term]]:
         found: dict[object, list[Term]] = {}
-        for term in self.terms:
+        for term in self.all_terms:
             found.setdefault((term.at.cells, term.by.cells), []).append(term)
         return found
 
     def block(self, rows: range, columns: range) -> KroneckerSum:
         """The part with these rows and columns, which must be whole parameters."""
         terms = []
-        for term in self.terms:
+        for term in self.all_terms:
             at, phi, by_a = _within(term.at, rows, term.phi)
             by, psi, by_b = _within(term.by, columns, term.psi)
             if at and by:
