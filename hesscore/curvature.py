@@ -119,7 +119,7 @@ class Curvature:
         """
         rows = self.parameters if rows is None else self._names(rows)
         seeds, single = self._seeds(tangent)
-        wanted, curved = self.graph.positions(rows), self._curved(terms)
+        wanted, curved = self.graph.positions(rows), self.curved(terms)
         bundle = self._total(lambda point: chain.product(point, seeds, wanted, curved))
         k = len(next(iter(seeds.values())))
         products = {}
@@ -189,7 +189,8 @@ class Curvature:
             raise UsageError(f"no parameter is named {unknown[0]}, did you mean {near[0]}?")
         return names
 
-    def _curved(self, terms: Terms | None) -> Set[int]:
+    def curved(self, terms: Terms | None) -> Set[int]:
+        """The nodes that identity (1) is summed over."""
         curved = self.graph.curved
         return curved if terms is None else {i for i in curved if terms(self.graph.nodes[i])}
 

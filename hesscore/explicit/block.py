@@ -86,7 +86,7 @@ def block_jacobian(curvature: Curvature, spec: Spec, node: str) -> TokenJacobian
 class _Block:
     def __init__(self, curvature: Curvature, spec: Spec, terms: Terms | None) -> None:
         self.curvature, self.spec, self.graph, self.which = curvature, spec, curvature.graph, terms
-        self.curved = frozenset(i for i in self.graph.curved if terms is None or terms(self.graph.nodes[i]))
+        self.curved = curvature.curved(terms)
         self.start: dict[str, int] = {}
         self.size = 0
         for name, shape in self.graph.parameters.items():
@@ -112,8 +112,7 @@ class _Block:
             moved = chain.tangents(point, {self.graph.index[name]: unit}, {target})
             if target in moved:
                 maps = _tokens(moved[target])
-                place = Place(self.start[name], (1, self.size), (weight.numel(), 1))
-                factors.append(Factor(place, maps.new_ones(len(maps), 1), maps))
+                factors.append(Factor(self._whole(name), maps.new_ones(len(maps), 1), maps))
         n, z = factors[0].maps.shape[:2]
         return TokenJacobian((n * z, self.size), factors)
 
@@ -224,10 +223,12 @@ class _Block:
         for name in names:
             rows = self.curvature.block(list(self.start), name, self.which).dense().T
             sizes = [self.curvature.leaves[other].numel() for other in self.start]
-            for (other, start), part in zip(self.start.items(), rows.split(sizes, 1), strict=True):
-                at = Place(self.start[name], (1, self.size), (len(rows), 1))
-                by = Place(start, (1, self.size), (part.shape[1], 1))
-                yield Term(at, by, one, one, part[None], mirrored=other not in names)
+            for other, part in zip(self.start, rows.split(sizes, 1), strict=True):
+                yield Term(self._whole(name), self._whole(other), one, one, part[None], mirrored=other not in names)
+
+    def _whole(self, name: str) -> Place:
+        """A parameter as one feature, whose outputs are all of its entries."""
+        return Place(self.start[name], (1, self.size), (self.curvature.leaves[name].numel(), 1))
 
     @property
     def _others(self) -> list[str]:
