@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hesscore.curvature import Batch, Curvature, inner, outer
 from hesscore.errors import UsageError
-from hesscore.explicit.block import block_hessian
+from hesscore.explicit.block import block_hessian, block_jacobian
 from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
@@ -96,6 +96,26 @@ def test_every_pair_of_parameters(fields):
         assert abs(block.frobenius() - float(right.norm())) < 1e-13 * float(whole.norm())
         v = torch.ones(len(columns), dtype=torch.float64)
         assert float((block @ v - right @ v).norm()) < 1e-13 * float(whole.norm() * v.norm())
+
+
+@pytest.mark.parametrize("parts", [["attn.q"], ["attn.v", "attn.k"], ["norm1", "mlp.down"], ["norm2"]], ids=repr)
+@pytest.mark.parametrize("name", ["pre", "grouped", "rotary", "no biases"])
+def test_some_parts_of_the_block(name, parts):
+    """Their rows and columns are those of the whole."""
+    spec, weights, data = draw(SPECS[name])
+    swept = curvature(spec, weights, data)
+    names = own(swept)
+    sizes = [weights[other].numel() for other in names]
+    mine = [other.removeprefix("blocks.0.").rpartition(".")[0] in parts for other in names]
+    kept = torch.tensor(mine).repeat_interleave(torch.tensor(sizes))
+    for terms in None, inner:
+        found = block_hessian(swept, spec, terms, parts)
+        whole = block_hessian(swept, spec, terms).dense()
+        assert float((found.dense() - whole[kept][:, kept]).norm()) < 1e-14 * float(whole.norm())
+    jacobian = block_jacobian(swept, spec, "blocks.0.residual2", parts).dense()
+    assert far(jacobian, block_jacobian(swept, spec, "blocks.0.residual2").dense()[:, kept]) < 1e-14
+    with pytest.raises(UsageError, match=r"is named attn\.x"):
+        block_hessian(swept, spec, parts=["attn.x"])
 
 
 @settings(max_examples=25, deadline=None)

@@ -19,7 +19,7 @@ entry of ``b``.  Gains and shifts of norms, and keys that are rotated, have no s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -64,35 +64,41 @@ class Piece:
         return Place(self.place.start, self.place.outputs, self.place.features)
 
 
-def block_hessian(curvature: Curvature, spec: Spec, terms: Terms | None = None) -> KroneckerSum:
+def block_hessian(
+    curvature: Curvature, spec: Spec, terms: Terms | None = None, parts: Collection[str] | None = None
+) -> KroneckerSum:
     """The Hessian by all parameters of the block, in the order of the graph, which is that of a ``spec`` of one layer.
 
     ``terms`` restricts the sum (1) as in ``Curvature.hvp``: ``outer`` gives the Gauss-Newton part, ``inner`` the
-    functional one.
+    functional one.  ``parts``, such as ``attn.q`` or ``norm1``, restricts the parameters to theirs.
     """
     if spec.layers != 1:
         raise UsageError(f"{spec.layers} layers: tokens go their own ways after the attention of the last layer only")
-    return _Block(curvature, spec, terms).sum()
+    return _Block(curvature, spec, terms, parts).sum()
 
 
-def block_jacobian(curvature: Curvature, spec: Spec, node: str) -> TokenJacobian:
+def block_jacobian(curvature: Curvature, spec: Spec, node: str, parts: Collection[str] | None = None) -> TokenJacobian:
     """The Jacobian of a ``node`` of the graph, such as ``blocks.0.attn.o``, by all parameters of the block.
 
-    The node has shape ``(B, L, z)`` and lies in the attention or after it; the data are in one part.
+    The node has shape ``(B, L, z)`` and lies in the attention or after it; the data are in one part.  ``parts`` is as
+    for ``block_hessian``: the node depends on one of them at least.
     """
-    return _Block(curvature, spec, None).jacobian(node)
+    return _Block(curvature, spec, None, parts).jacobian(node)
 
 
 class _Block:
-    def __init__(self, curvature: Curvature, spec: Spec, terms: Terms | None) -> None:
+    def __init__(self, curvature: Curvature, spec: Spec, terms: Terms | None, parts: Collection[str] | None) -> None:
         self.curvature, self.spec, self.graph, self.which = curvature, spec, curvature.graph, terms
         self.curved = curvature.curved(terms)
         self.start: dict[str, int] = {}
         self.size = 0
-        for name, shape in self.graph.parameters.items():
-            if name.startswith("blocks.0."):
+        own = {name: _part(name) for name in self.graph.parameters if name.startswith("blocks.0.")}
+        if unknown := set(parts or ()) - set(own.values()):
+            raise UsageError(f"no part of the block with parameters is named {min(unknown)}")
+        for name, part in own.items():
+            if parts is None or part in parts:
                 self.start[name] = self.size
-                self.size += prod(shape)
+                self.size += prod(self.graph.parameters[name])
 
     def sum(self) -> KroneckerSum:
         found = [term for point in self.curvature.points for term in self._kronecker(point)]
@@ -134,16 +140,15 @@ class _Block:
 
     def _pieces(self, point: Point) -> Iterator[Piece]:
         spec = self.spec
-        heads = list(product(range(spec.groups), range(spec.heads // spec.groups)))
-        for g, q in heads:
-            yield self._query(point, g, q)
-        if not self._rotated:
-            for g, q in heads:
-                yield self._key(point, g, q)
-        for g, q in heads:
-            yield self._value(point, g, q)
+        by_head = {"attn.q": self._query, "attn.k": self._key, "attn.v": self._value}
+        if self._rotated:
+            del by_head["attn.k"]
+        for part, piece in by_head.items():
+            if self._has(part):
+                for g, q in product(range(spec.groups), range(spec.heads // spec.groups)):
+                    yield piece(point, g, q)
         for part in ("attn.o", "mlp.gate", "mlp.up", "mlp.down"):
-            if f"blocks.0.{part}" in self.graph.index:
+            if self._has(part):
                 yield self._linear(point, part)
 
     def _linear(self, point: Point, part: str, columns: slice = slice(None)) -> Piece:
@@ -239,6 +244,9 @@ class _Block:
     def _rotated(self) -> bool:
         return self.spec.positions == "rotary"
 
+    def _has(self, part: str) -> bool:
+        return f"blocks.0.{part}.weight" in self.start
+
     def _node(self, part: str) -> int:
         return self.graph.index[f"blocks.0.{part}"]
 
@@ -246,6 +254,11 @@ class _Block:
         """What a weight multiplies, ``(B, L, p)``: with a 1 for the bias, which stands below the weight."""
         x: Tensor = point.kept[self._node(part)][0]
         return pad(x, (0, 1), value=1.0) if self.spec.bias else x
+
+
+def _part(name: str) -> str:
+    """``attn.q`` of ``blocks.0.attn.q.weight``."""
+    return name.removeprefix("blocks.0.").rpartition(".")[0]
 
 
 def _tokens(moved: Tensor) -> Tensor:
