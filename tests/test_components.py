@@ -234,6 +234,21 @@ def test_only_what_is_needed_is_returned(case):
             assert same(part, full) if need else part is None
 
 
+@curved_case
+def test_pull_is_vjp_and_curvature_at_once(case):
+    """For every choice of what moves and what is asked for."""
+    tangents, cotangent = case.directions(), case.codirections()
+    bent, still = case.f.bend(case.kept, case.delta), [None for _ in case.constants]
+    choices = [choice for choice in product([True, False], repeat=len(case.x)) if any(choice)]
+    for needs, given in product(choices, choices):
+        moved = [t if here else None for t, here in zip(tangents, given, strict=True)]
+        passed = case.f.vjp(case.kept, cotangent, needs)
+        own = case.curvature(moved, needs=needs)
+        pulled = case.f.pull(case.kept, cotangent, bent, [*moved, *still], needs)
+        for part, p, o in zip(pulled, passed, own, strict=True):
+            assert same(part, p if o is None else p + o)
+
+
 @every_case
 def test_nothing_that_is_given_is_changed(case):
     """What is kept serves many products, and one cotangent may go to several sources."""
@@ -247,6 +262,7 @@ def test_nothing_that_is_given_is_changed(case):
     if case.f.kind:
         case.f.bend(case.kept, case.delta)
         case.f.curvature(case.kept, bent, tangents, case.needs)
+        case.f.pull(case.kept, cotangent, bent, tangents, case.needs)
     assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
 
 

@@ -101,6 +101,9 @@ class Activation(Component):
     def curvature(self, kept: Any, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
         return (bent * tangents[0],)
 
+    def pull(self, kept: Any, cotangent: Tensor, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
+        return ((bent * tangents[0]).addcmul_(kept[0], cotangent),)
+
     def norms(self, kept: Any) -> Norms:
         slope, bend = kept
         return Norms((float(slope.abs().max()),), {(0, 0): float(bend.abs().max())})

@@ -46,6 +46,11 @@ class Softmax(Component):
     def curvature(self, kept: Any, centred: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
         return (self.apply_jacobian(kept[0], self.jvp(kept, tangents).mul_(centred)),)
 
+    def pull(self, kept: Any, cotangent: Tensor, centred: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
+        a, peak = kept
+        weighted = self.jvp(kept, tangents).mul_(centred).addcmul_(a, cotangent)
+        return (balance(self.apply_jacobian(a, weighted), peak),)
+
     def norms(self, kept: Any) -> Norms:
         """``|J| <= max_i 2 a_i (1 - a_i)`` (Gershgorin) and ``<= max a``.
 
