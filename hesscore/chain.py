@@ -12,11 +12,11 @@ Gauss-Newton part, the functional part, or the part that one map causes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from copy import copy
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hesscore.component import Cotangents
 from hesscore.graph import Graph
@@ -79,32 +79,36 @@ class Point:
         """``share * d output / d leaf`` for the leaves in ``wanted``, each with a leading axis of one."""
         return cotangents(self, wanted, seed=self.output.new_full((1,), self.share))
 
-    def bend(self) -> Bundle:
-        """The gradient by every parameter, keeping of each ``delta_i`` what the curvature of its node will need."""
-        return cotangents(self, self.graph.parameter_positions, seed=self.output.new_full((1,), self.share), bend=True)
+    def bend(self, leaves: Mapping[str, Tensor]) -> Bundle:
+        """The gradient by every parameter; afterwards the point is ready for products, in the dtype of ``leaves``.
 
-    def rounded(self, leaves: Mapping[str, Tensor]) -> Point:
-        """This point with all that it keeps in the dtype of ``leaves``, which stand in for its own.
-
-        Products then take the time and memory of that dtype, but have no more of its rounding than their own.
+        They stand in for its own leaves.  What is kept is rounded as soon as the sweep has passed it: both whole would
+        take too much memory.  Products then take the time and memory of that dtype, but have no more of its rounding
+        than their own.
         """
+        rounded = WeakIdKeyDictionary({self.leaves[name]: leaf for name, leaf in leaves.items()})
         dtype = next(iter(leaves.values())).dtype
-        known = {id(self.leaves[name]): leaf for name, leaf in leaves.items()}
 
         def cast(kept: Any) -> Any:
             if isinstance(kept, tuple):
                 return tuple(map(cast, kept))
             if not isinstance(kept, Tensor) or not kept.is_floating_point():
                 return kept
-            if id(kept) not in known:  # several nodes may keep one array
-                known[id(kept)] = kept.to(dtype)
-            return known[id(kept)]
+            if kept not in rounded:  # several nodes may keep one array
+                rounded[kept] = kept.to(dtype)
+            return rounded[kept]
 
-        point = copy(self)
-        point.leaves = {name: cast(leaf) for name, leaf in self.leaves.items()}
-        point.kept = [cast(kept) for kept in self.kept]
-        point.bent = {i: cast(bent) for i, bent in self.bent.items()}
-        return point
+        def settle(i: int, delta: Tensor) -> None:
+            component = self.graph.nodes[i].component
+            if component and component.kind:
+                self.bent[i] = cast(component.bend(self.kept[i], delta))
+            self.kept[i] = cast(self.kept[i])
+
+        seed = self.output.new_full((1,), self.share)
+        gradient = cotangents(self, self.graph.parameter_positions, seed=seed, passed=settle)
+        self.kept = [cast(kept) for kept in self.kept]
+        self.leaves = {name: cast(leaf) for name, leaf in self.leaves.items()}
+        return gradient
 
 
 def product(point: Point, seeds: Bundle, wanted: Set[int], curved: Set[int]) -> Bundle:
@@ -156,12 +160,13 @@ def cotangents(
     seed: Tensor | None = None,
     moved: Bundle | None = None,
     curved: Set[int] = frozenset(),
-    bend: bool = False,
+    passed: Callable[[int, Tensor], None] | None = None,
 ) -> Bundle:
     """Pull cotangents back to the nodes in ``wanted``, visiting only nodes that depend on one of these.
 
     They start from ``seed`` at the output, and from ``< delta_i, D^2 f_i > P_i v`` at each node of ``curved``, where
-    ``moved`` holds the tangents ``P_i v``.
+    ``moved`` holds the tangents ``P_i v``.  ``passed`` is called with each node that is done and the first cotangent
+    that arrived there.
     """
     graph = point.graph
     live = graph.downstream(wanted)
@@ -182,8 +187,8 @@ def cotangents(
                 parts = node.component.pull(kept, cotangent, point.bent[i], motion, needs)
         elif cotangent is not None:
             parts = node.component.vjp(kept, cotangent, needs)
-            if bend and node.kind:
-                point.bent[i] = node.component.bend(kept, cotangent[0])
+            if passed:
+                passed(i, cotangent[0])
         for source, part in zip(node.sources, parts, strict=False):
             if part is not None:
                 arrived[source] = arrived[source] + part if source in arrived else part

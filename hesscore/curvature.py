@@ -85,8 +85,7 @@ class Curvature:
         def prepare(part: Batch) -> tuple[chain.Point, chain.Bundle]:
             """The point of a part, ready for products, and its share of the gradient."""
             point = chain.Point(graph, {**exact, **_double(part.constants)}, part.share)
-            gradient = point.bend()
-            return point.rounded(parameters), gradient
+            return point, point.bend(parameters)
 
         first = prepare(batches[0])
         self.part = first[0].nbytes
