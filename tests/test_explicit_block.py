@@ -61,6 +61,7 @@ def test_it_is_what_the_sweeps_say(fields, terms):
     v = torch.randn(len(right), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert far(found @ v, right @ v) < 1e-13
     assert far(found @ v[:, 0], right @ v[:, 0]) < 1e-13
+    assert far(found @ v.T.contiguous()[1], right @ v[:, 1]) < 1e-13  # a slice that does not start its memory
     assert far(found.diagonal(), right.diagonal()) < 1e-13
     assert found.trace() == pytest.approx(float(right.trace()), abs=1e-13 * float(right.diagonal().abs().sum()))
     assert found.frobenius() == pytest.approx(float(right.norm()), rel=1e-13)

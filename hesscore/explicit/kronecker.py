@@ -10,17 +10,20 @@ norm follow from the factors.  A plain matrix is such a sum of one token with on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hesscore import memory
+from hesscore.curvature import pool
 from hesscore.errors import UsageError
 
-CHUNK = 2**17
-"""Elements of a piece of ``dense`` that is computed at once: 1 MiB in float64, which stays in the cache."""
+TILE = 2**17
+"""Elements of ``dense`` that are computed at once: 1 MiB in float64, which stays in the cache."""
 
 
 class Place(NamedTuple):
@@ -38,7 +41,8 @@ class Place(NamedTuple):
     def view(self, vectors: Tensor) -> Tensor:
         """The entries of contiguous ``vectors (n, k)`` that stand here, as ``(p, m, k)``, sharing their memory."""
         (p, feature), (m, output), k = self.features, self.outputs, vectors.shape[1]
-        return vectors.as_strided((p, m, k), (feature * k, output * k, 1), self.start * k)
+        start = vectors.storage_offset() + self.start * k  # they may be a slice of more
+        return vectors.as_strided((p, m, k), (feature * k, output * k, 1), start)
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,21 @@ class Term:
     """Whether its transpose belongs to the matrix as well."""
 
     @property
+    def cells(self) -> object:
+        """The same for terms that stand on the same entries."""
+        return self.at.cells, self.by.cells
+
+    @property
+    def numel(self) -> int:
+        return self.phi.shape[1] * self.psi.shape[1] * self.maps[0].numel()
+
+    @property
     def T(self) -> Term:
         return Term(self.by, self.at, self.psi, self.phi, self.maps.mT)
+
+    def symmetric(self) -> list[Term]:
+        """It and its transpose: as one term, unless both stand on the same cells."""
+        return [self, self.T] if self.at.cells == self.by.cells else [replace(self, mirrored=True)]
 
     def place(self, matrix: Tensor) -> Tensor:
         """Where it stands in a contiguous ``matrix``: ``(p_a, m_a, p_b, m_b)``, sharing its memory."""
@@ -68,6 +85,17 @@ class Term:
             (at.features[1] * n, at.outputs[1] * n, by.features[1], by.outputs[1]),
             at.start * n + by.start,
         )
+
+    def tile(self, like: Term, rows: slice) -> Tensor:
+        """Its entries at some features of ``like``, which stands on the same cells, in the axes of ``like.place``.
+
+        One matrix product over the tokens.
+        """
+        a, b = self.at.features == like.at.features, self.by.features == like.by.features
+        phi, maps = (self.phi[:, rows], self.maps) if a else (self.phi, self.maps[:, rows])
+        pairs = (phi[:, :, None] * self.psi[:, None]).flatten(1)
+        tile = (pairs.T @ maps.flatten(1)).view(phi.shape[1], self.psi.shape[1], *maps.shape[1:])
+        return tile.permute(*((0, 2) if a else (2, 0)), *((1, 3) if b else (3, 1)))
 
     def inner(self, other: Term) -> float:
         """``<self, other>``, entry by entry, of two terms that stand on the same cells."""
@@ -114,20 +142,29 @@ class KroneckerSum:
         return out.reshape(self.shape[0], *vectors.shape[1:])
 
     def dense(self) -> Tensor:
-        """The whole matrix; each piece is one matrix product over the tokens."""
-        matrix = torch.zeros(self.shape, dtype=self.dtype)
-        for term in self.terms:
-            target = term.place(matrix)
-            p_a, m_a, p_b, m_b = target.shape
-            maps = term.maps.flatten(1)
-            at_once = max(1, CHUNK // (m_a * p_b * m_b))
-            for start in range(0, p_a, at_once):
-                rows = slice(start, start + at_once)
-                pairs = (term.phi[:, rows, None] * term.psi[:, None]).flatten(1)
-                small = (pairs.T @ maps).view(-1, p_b, m_a, m_b)
-                target[rows] += small.transpose(1, 2)
-                if term.mirrored:
-                    term.T.place(matrix)[:, :, rows] += small.permute(1, 3, 0, 2)
+        """The whole matrix.  Its size is logged before it is formed, and refused beyond the free memory.
+
+        Its cells are written once, tile by tile, by several threads.
+        """
+        n, m = self.shape
+        memory.check(n * m * self.dtype.itemsize, f"a dense matrix of {n} x {m}")
+        matrix = zeros(self.shape, self.dtype)
+
+        def fill(terms: Sequence[Term]) -> None:
+            first = terms[0]
+            target = first.place(matrix)
+            features = len(target)
+            for rows in torch.arange(features).split(max(1, TILE * features // target.numel())):
+                part = slice(int(rows[0]), int(rows[-1]) + 1)
+                tile = first.tile(first, part)
+                for term in terms[1:]:
+                    tile += term.tile(first, part)
+                target[part] = tile
+                if first.mirrored:
+                    first.T.place(matrix)[:, :, part] = tile.permute(2, 3, 0, 1)
+
+        groups = _by_cells(self.terms)
+        list(pool(len(groups)).map(fill, groups))
         return matrix
 
     def diagonal(self) -> Tensor:
@@ -145,16 +182,8 @@ class KroneckerSum:
 
     def frobenius(self) -> float:
         """``|H|_F``, from ``|sum_n phi_n psi_n^T (x) B_n|^2 = sum_nm <phi_n, phi_m> <psi_n, psi_m> <B_n, B_m>``."""
-        square = 0.0
-        for cells in self._by_cells().values():
-            square += sum(a.inner(b) for a in cells for b in cells)
+        square = sum(a.inner(b) for terms in _by_cells(self.all_terms) for a in terms for b in terms)
         return max(square, 0.0) ** 0.5
-
-    def _by_cells(self) -> dict[object, list[Term]]:
-        found: dict[object, list[Term]] = {}
-        for term in self.all_terms:
-            found.setdefault((term.at.cells, term.by.cells), []).append(term)
-        return found
 
     def block(self, rows: range, columns: range) -> KroneckerSum:
         """The part with these rows and columns, which must be whole parameters."""
@@ -165,6 +194,19 @@ class KroneckerSum:
             if at and by:
                 terms.append(Term(at, by, phi, psi, term.maps[:, by_a][:, :, by_b]))
         return KroneckerSum((len(rows), len(columns)), self.dtype, terms)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros as numpy allocates them: it asks for huge pages, without which a large matrix takes half its time to touch."""
+    return torch.from_numpy(np.zeros(shape, str(dtype).removeprefix("torch.")))
+
+
+def _by_cells(terms: Iterable[Term]) -> list[list[Term]]:
+    """Terms that stand on the same cells, together; the largest first."""
+    found: dict[object, list[Term]] = {}
+    for term in terms:
+        found.setdefault(term.cells, []).append(term)
+    return sorted(found.values(), key=lambda terms: -terms[0].numel)
 
 
 def _within(place: Place, entries: range, features: Tensor) -> tuple[Place | None, Tensor, slice]:
