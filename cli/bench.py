@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as text
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING, Annotated
@@ -14,17 +14,19 @@ from hesscore import __version__
 
 from .options import Json, Quiet
 from .process import keep_on_interrupt
-from .render import message, progress, show, table
+from .render import Measured, message, on_terminal, progress, show, table
 
 if TYPE_CHECKING:
     from hesscore.bench.timing import Timing
 
-COLUMNS = ("contestant", "time (ms)", "ratio", "memory (MB)", "error")
+COLUMNS = ("contestant", "time (ms)", "/ ours", "/ floor", "error")
+MEMORY = ("peak (MB)", "of a run (MB)")
 
 
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: for the values, not for the times.")] = False,
     json: Json = None,
+    md: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown; - is stdout.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Time the closed forms beside autograd and the floor.
@@ -32,11 +34,12 @@ def bench(
     Exit 1 if two contestants disagree about a value; times are reported, not judged.
     """
     from hesscore.bench import cases, environment
-    from hesscore.bench.peak import peak_bytes
+    from hesscore.bench.page import page
+    from hesscore.bench.peak import peaks
     from hesscore.bench.timing import measure
     from hesscore.report import check_writable, deliver
 
-    check_writable([json])
+    check_writable([json, md])
     todo = list(cases(quick))
     timings: list[Timing] = []
     done = 0
@@ -46,7 +49,8 @@ def bench(
             for case in todo:
                 found = measure(case)
                 if case.memory:
-                    found = [replace(timing, peak_bytes=peak_bytes(case, timing, quick)) for timing in found]
+                    taken = [(timing, peaks(case, timing, quick)) for timing in found]
+                    found = [replace(timing, **peak._asdict()) if peak else timing for timing, peak in taken]
                 timings += found
                 done += 1
                 advance(1)
@@ -54,8 +58,8 @@ def bench(
         message(f"interrupted: {done} of {len(todo)} cases are finished")
     about = {"schema_version": 1, "hess_version": __version__, "quick": quick, **environment()}
     rows = [asdict(timing) | {"error": None if isnan(timing.error or 0) else timing.error} for timing in timings]
-    record = text.dumps(about | {"rows": rows}, indent=1, allow_nan=False) + "\n"
-    deliver({json: record}, lambda: _show(timings))
+    record = about | {"rows": rows}
+    deliver({json: text.dumps(record, indent=1, allow_nan=False) + "\n", md: page(record)}, lambda: _show(timings))
     if done < len(todo):
         raise typer.Exit(130)
     wrong = [timing for timing in timings if not timing.right]
@@ -66,22 +70,21 @@ def bench(
 
 
 def _show(timings: Sequence[Timing]) -> None:
-    """A table for each case; the ratio is to the time of our first contestant."""
+    """A table for each case; ratios are to our first contestant and to the floor."""
     for case, size in dict.fromkeys((timing.case, timing.size) for timing in timings):
         rows = [timing for timing in timings if (timing.case, timing.size) == (case, size)]
-        ours = rows[0].seconds
+        measured = any(row.peak_bytes is not None for row in rows)
         show(f"{case}: {size}")
-        table(
-            COLUMNS,
-            [
-                [
-                    f"{row.contestant} ({row.role})",
-                    1e3 * row.seconds,
-                    row.seconds / ours,
-                    None if row.peak_bytes is None else row.peak_bytes / 1e6,
-                    row.error,
-                ]
-                for row in rows
-            ],
-        )
+        table(COLUMNS + MEMORY * measured, [list(_cells(row, rows, measured)) for row in rows])
         show("")
+
+
+def _cells(row: Timing, rows: Sequence[Timing], measured: bool) -> Iterator[object]:
+    floor = next((row.seconds for row in rows if row.role == "floor"), None)
+    yield f"{row.contestant} ({row.role})"
+    for number in (1e3 * row.seconds, row.seconds / rows[0].seconds, floor and row.seconds / floor):
+        yield Measured(number) if on_terminal() else number
+    yield row.error and float(f"{row.error:.1e}")
+    if measured:
+        for size in row.peak_bytes, row.run_bytes:
+            yield size and size / 1e6

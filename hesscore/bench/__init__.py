@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from hesscore.bench import matrices, products
+from hesscore.bench import attention, block, matrices, products
 from hesscore.bench.timing import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """All cases; ``quick`` ones are small, for their values rather than their times."""
-    return chain(matrices.cases(quick), products.cases(quick))
+    return chain.from_iterable(part.cases(quick) for part in (matrices, attention, block, products))
 
 
 def environment() -> dict[str, Any]:

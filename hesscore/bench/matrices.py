@@ -1,4 +1,4 @@
-"""Explicit Jacobians and Hessians against autograd."""
+"""Explicit Jacobians and Hessians of maps that act on each token alone, against autograd."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.func import jacrev, vmap
+from torch.func import jacfwd, jacrev, vmap
 
-from hesscore.bench.timing import Case, Contestant
+from hesscore.bench.drawn import named
+from hesscore.bench.timing import TOLERANCE, Case, Contestant, writing
 from hesscore.components.layernorm import LayerNorm
 from hesscore.explicit.ffn import FeedForward
-from hesscore.explicit.norm import norm_jacobian
+from hesscore.explicit.norm import norm_hessian, norm_jacobian
 from hesscore.explicit.tokens import TokenJacobian, block_diagonal
-
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-
-PLAIN = "autograd, a pass an output"
-FUNC = "torch.func, by token"
-
 
 SIZES = ((8, 16, 32), (16, 32, 128), (32, 64, 256))
 """Tokens, d and d_ff; the first are the paper's."""
@@ -32,7 +27,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]:
-    """The Jacobians of a LayerNorm and of an FFN with ReLU."""
+    """The Jacobians of a LayerNorm and of an FFN with ReLU, and the Hessians of the LayerNorm."""
     rng = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
@@ -40,7 +35,7 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
 
     x, gain, shift = randn(tokens, d), randn(d), randn(d)
     up, down, bias, out = randn(d, d_ff), randn(d_ff, d), randn(d_ff), randn(d)
-    size = f"{tokens} tokens, d {d}, d_ff {d_ff}, {str(dtype).removeprefix('torch.')}"
+    size = f"{tokens} tokens, d {d}, d_ff {d_ff}, {named(dtype)}"
 
     def norm(x: Tensor) -> Tensor:
         return F.layer_norm(x, (d,), gain, shift)
@@ -48,9 +43,25 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
     def ffn(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
         return F.relu(x @ up + bias) @ down + out
 
-    def case(name: str, ours: tuple[Contestant, ...], plain: Callable[[], Tensor], func: Callable[[], Tensor]) -> Case:
-        rivals = Contestant(PLAIN, "rival", lambda: plain, _matrix), Contestant(FUNC, "rival", lambda: func, _tokens)
-        return Case(name, size, (*ours, *rivals), TOLERANCE[dtype])
+    def case(
+        name: str,
+        columns: int,
+        structured: Callable[[], Tensor | TokenJacobian],
+        plain: Callable[[], Tensor],
+        func: Callable[[], Tensor],
+    ) -> Case:
+        def dense() -> Tensor:
+            found = structured()
+            return found.dense() if isinstance(found, TokenJacobian) else block_diagonal(found)
+
+        contestants = (
+            Contestant("dense", "ours", lambda: dense, _matrix),
+            Contestant("structured", "ours", lambda: structured),
+            Contestant("autograd, a pass an output", "rival", lambda: plain, _matrix),
+            Contestant("torch.func, by token", "rival", lambda: func, _tokens),
+            writing(tokens * d, columns, dtype=dtype),
+        )
+        return Case(name, size, contestants, TOLERANCE[dtype])
 
     def _matrix(found: Tensor) -> Tensor:
         return found.reshape(tokens * d, -1)
@@ -58,38 +69,54 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
     def _tokens(found: Tensor) -> Tensor:
         return block_diagonal(found) if found.shape == (tokens, d, d) else _matrix(found)
 
-    def both(structured: Callable[[], Tensor | TokenJacobian]) -> tuple[Contestant, ...]:
-        def dense() -> Tensor:
-            found = structured()
-            return found.dense() if isinstance(found, TokenJacobian) else block_diagonal(found)
-
-        return (
-            Contestant("dense", "ours", lambda: dense, _matrix),
-            Contestant("structured", "ours", lambda: structured),
-        )
-
     layernorm = LayerNorm(1e-5)
     yield case(
         "LayerNorm Jacobian",
-        both(lambda: norm_jacobian(layernorm, x, gain)),
+        tokens * d,
+        lambda: norm_jacobian(layernorm, x, gain),
         lambda: jacobian(norm, x),
         lambda: vmap(jacrev(norm))(x),
     )
+    yield Case(
+        "LayerNorm Hessian",
+        size,
+        (
+            Contestant("by token", "ours", lambda: lambda: norm_hessian(layernorm, x, gain), _matrix),
+            Contestant("autograd, all tokens in a pass", "rival", lambda: lambda: _twice(norm, x), _matrix),
+            Contestant("torch.func, by token", "rival", lambda: lambda: vmap(jacfwd(jacrev(norm)))(x), _matrix),
+            writing(tokens * d, d * d, dtype=dtype),
+        ),
+        TOLERANCE[dtype],
+    )
     yield case(
         "FFN Jacobian by W_1",
-        both(lambda: FeedForward(x, up, down, "relu", bias).by_up()),
+        d * d_ff,
+        lambda: FeedForward(x, up, down, "relu", bias).by_up(),
         lambda: jacobian(lambda w: ffn(x, w, down), up),
         lambda: vmap(jacrev(lambda w, x: ffn(x, w, down)), (None, 0))(up, x),
     )
     yield case(
         "FFN Jacobian by W_2",
-        both(lambda: FeedForward(x, up, down, "relu", bias).by_down()),
+        d * d_ff,
+        lambda: FeedForward(x, up, down, "relu", bias).by_down(),
         lambda: jacobian(lambda w: ffn(x, up, w), down),
         lambda: vmap(jacrev(lambda w, x: ffn(x, up, w)), (None, 0))(down, x),
     )
     yield case(
         "FFN Jacobian by the input",
-        both(lambda: FeedForward(x, up, down, "relu", bias).by_input()),
+        tokens * d,
+        lambda: FeedForward(x, up, down, "relu", bias).by_input(),
         lambda: jacobian(lambda x: ffn(x, up, down), x),
         lambda: vmap(jacrev(lambda x: ffn(x, up, down)))(x),
     )
+
+
+def _twice(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``D^2 f (N, d, d, d)`` of an ``f`` of each token alone: so a pass serves the same entry of all of them."""
+    x = x.clone().requires_grad_()
+
+    def grad(y: Tensor, again: bool) -> Tensor:
+        return torch.autograd.grad(y.sum(), x, create_graph=again, retain_graph=True)[0]
+
+    rows = [grad(output, again=True) for output in f(x).unbind(-1)]
+    return torch.stack([torch.stack([grad(entry, again=False) for entry in row.unbind(-1)], 1) for row in rows], 1)

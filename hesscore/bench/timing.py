@@ -8,6 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 Run = Callable[[], Any]
@@ -16,6 +17,9 @@ Role = Literal["ours", "rival", "floor"]
 SECONDS = 0.2
 """How long a contestant runs in all; ``LEAST`` times if it is slow, ``MOST`` times if it is fast."""
 LEAST, MOST = 3, 1000
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Of a matrix, by its dtype."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Contestant:
     value: Callable[[Any], Tensor] | None = None
 
 
+def writing(*shape: int, dtype: torch.dtype) -> Contestant:
+    """The floor of whatever returns a matrix: to allocate one and to fill it."""
+    return Contestant("writing it once", "floor", lambda: lambda: torch.empty(shape, dtype=dtype).fill_(1.0))
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing to compute.  ``tolerance`` is the largest relative distance between the values of two contestants."""
@@ -38,6 +47,10 @@ class Case:
     tolerance: float
     memory: bool = False
     """Whether its peak is worth a process for each contestant."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.size}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,9 @@ class Timing:
     error: float | None
     tolerance: float
     peak_bytes: int | None = None
+    """Of all that the value takes, beyond Python, torch and the data."""
+    run_bytes: int | None = None
+    """Of what is timed, beyond what the preparation left behind."""
 
     @property
     def right(self) -> bool:

@@ -1,0 +1,87 @@
+"""The speed tables as a page, from what ``hess bench --json`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+COLUMNS = ("contestant", "time", "/ ours", "/ floor", "peak (MB)", "of a run (MB)", "error")
+
+LEGEND = """\
+Each table is one thing, computed by several contestants from the same weights and data. `hess bench` also times
+[curvlinops](https://pypi.org/project/curvlinops-for-pytorch/) 3.0 (with the norms written out, as it is wrong on
+`F.layer_norm`) and [hessian-eigenthings](https://pypi.org/project/hessian-eigenthings/) 1.0, where they are installed.
+
+- **Roles**: *ours* is `hesscore`; *rivals* are autograd, `torch.func` and other libraries, each in a way that is right
+  (`torch.func.hessian` is not, on a norm that learns); a *floor* is what no implementation can do without: to write the
+  result once, or the matrix products alone. What is *structured* is not written out, and may be below that floor.
+- **Time**: the median over turns taken by all contestants of a table, after a first run that does not count. Where a
+  name says no more, it is from weights and data to the result. In a Hessian-vector product what does not depend on the
+  vector is prepared before: the point and its gradient for ours, the graph of the gradient for the kept graph, and
+  nothing for the others.
+- **/ ours, / floor**: the time over that of the first contestant, and over that of the floor.
+- **Peak**: the most memory at any moment from weights and data to the result, preparation included; compare it with
+  that of double backward from scratch. **Of a run**: the most that what is timed takes beyond what was prepared;
+  compare it with that of double backward on a kept graph. Both are measured in a process for each contestant, after a
+  first run, so that its code does not count.
+- **Error**: the relative distance, in the Frobenius norm, to the value of the first contestant. An estimate has none:
+  Hutchinson's takes as many probes as a standard error of the given part of the trace needs, by the exact variance
+  `2 (|H|_F^2 - sum_i h_ii^2)` of a product with random signs.
+"""
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Markdown: where it was measured, the legend, and a table for each case."""
+    return "\n".join(_lines(record))
+
+
+def _lines(record: Mapping[str, Any]) -> Iterator[str]:
+    yield "# Speed\n"
+    quick = (
+        " Sizes are small (`--quick`): these tables are for the values, not for the times." if record["quick"] else ""
+    )
+    yield f"Written by `hess bench --md`.{quick}\n"
+    for name in ("processor", "cores", "threads", "system", "python", "torch"):
+        yield f"- {name}: {record[name]}"
+    yield f"- hess: {record['hess_version']}\n"
+    yield LEGEND
+    rows = record["rows"]
+    for case, size in dict.fromkeys((row["case"], row["size"]) for row in rows):
+        yield f"## {case}: {size}\n"
+        yield f"| {' | '.join(COLUMNS)} |"
+        yield f"|---|{'---:|' * (len(COLUMNS) - 1)}"
+        same = [row for row in rows if (row["case"], row["size"]) == (case, size)]
+        yield from (f"| {' | '.join(cells)} |" for cells in _cells(same))
+        yield ""
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Of the contestants of one case."""
+    floor = next((row["seconds"] for row in rows if row["role"] == "floor"), None)
+    for row in rows:
+        yield [
+            f"{row['contestant']} ({row['role']})",
+            duration(row["seconds"]),
+            digits(row["seconds"] / rows[0]["seconds"]),
+            digits(floor and row["seconds"] / floor),
+            *(digits(row[name] and row[name] / 1e6) for name in ("peak_bytes", "run_bytes")),
+            "-" if row["error"] is None else f"{row['error']:.1e}" if row["error"] else "0",
+        ]
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0123456), duration(9.999e-4), duration(75.25)
+    ('12.3 ms', '1000 µs', '75.2 s')
+    """
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
+    return f"{digits(seconds * scale)} {unit}"
+
+
+def digits(number: float | None) -> str:
+    """Three of them.
+
+    >>> digits(1234.5), digits(0.012345), digits(None)
+    ('1230', '0.0123', '-')
+    """
+    return "-" if number is None else f"{float(f'{number:.3g}'):g}"
