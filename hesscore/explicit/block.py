@@ -131,18 +131,21 @@ class _Block:
             moved = chain.tangents(point, {b.entry: b.seeds}, targets)
             pulled = chain.cotangents(point, {a.entry for a in after}, moved=moved, curved=self.curved)
             for a in after:
+                terms = []
                 if a.entry in pulled:
-                    maps = a.read(pulled[a.entry])
-                    yield Term(a.place, b.place, a.features, b.features, maps, mirrored=a is not b)
+                    terms.append(Term(a.place, b.place, a.features, b.features, a.read(pulled[a.entry])))
                 if a.source in moved and a.entry in self.curved:
-                    maps = a.turn(moved[a.source])
-                    yield Term(a.crossed, b.place, a.gradient, b.features, maps, mirrored=a is not b)
+                    terms.append(Term(a.crossed, b.place, a.gradient, b.features, a.turn(moved[a.source])))
+                for term in terms:
+                    yield from [term] if a is b else term.symmetric()
 
     def _pieces(self, point: Point) -> Iterator[Piece]:
         spec = self.spec
-        by_head = {"attn.q": self._query, "attn.k": self._key, "attn.v": self._value}
+        by_head = {"attn.k": self._key, "attn.v": self._value}
         if self._rotated:
             del by_head["attn.k"]
+        if self._has("attn.q"):
+            yield self._linear(point, "attn.q")
         for part, piece in by_head.items():
             if self._has(part):
                 for g, q in product(range(spec.groups), range(spec.heads // spec.groups)):
@@ -151,34 +154,23 @@ class _Block:
             if self._has(part):
                 yield self._linear(point, part)
 
-    def _linear(self, point: Point, part: str, columns: slice = slice(None)) -> Piece:
+    def _linear(self, point: Point, part: str) -> Piece:
         entry = self._node(part)
-        x, weight = self._input(point, part), point.kept[entry][1]
-        outputs = range(weight.shape[1])[columns]
-        seeds = torch.eye(weight.shape[1])[columns].to(x)[:, None, None]
+        x, m = self._input(point, part), self.graph.parameters[f"blocks.0.{part}.weight"][1]
 
         def turn(moved: Tensor) -> Tensor:
             return pad(_tokens(moved), (0, 0, 0, x.shape[-1] - moved.shape[-1]))  # nothing moves the 1 of the bias
 
         return Piece(
-            place=Place(
-                self.start[f"blocks.0.{part}.weight"] + outputs.start,
-                (x.shape[-1], weight.shape[1]),
-                (len(outputs), 1),
-            ),
+            place=Place(self.start[f"blocks.0.{part}.weight"], (x.shape[-1], m), (m, 1)),
             entry=entry,
             features=x.flatten(0, 1),
-            gradient=point.bent[entry][..., columns].flatten(0, 1),
-            seeds=seeds.expand(-1, *x.shape[:2], -1),
-            read=lambda pulled: _tokens(pulled[..., columns]),
+            gradient=point.bent[entry].flatten(0, 1),
+            seeds=torch.eye(m).to(x)[:, None, None].expand(-1, *x.shape[:2], -1),
+            read=_tokens,
             source=self.graph.nodes[entry].sources[0],
             turn=turn,
         )
-
-    def _query(self, point: Point, g: int, q: int) -> Piece:
-        width = self.spec.head_dim
-        head = g * (self.spec.heads // self.spec.groups) + q
-        return self._linear(point, "attn.q", slice(head * width, (head + 1) * width))
 
     def _key(self, point: Point, g: int, q: int) -> Piece:
         entry, x, width = self._node("attn.scores"), self._input(point, "attn.k"), self.spec.head_dim
@@ -263,4 +255,4 @@ def _part(name: str) -> str:
 
 def _tokens(moved: Tensor) -> Tensor:
     """``(k, B, L, width)`` as ``(N, width, k)``."""
-    return moved.flatten(1, 2).permute(1, 2, 0)
+    return moved.flatten(1, 2).permute(1, 2, 0).contiguous()

@@ -164,7 +164,7 @@ class KroneckerSum:
                     first.T.place(matrix)[:, :, part] = tile.permute(2, 3, 0, 1)
 
         groups = _by_cells(self.terms)
-        list(pool(len(groups)).map(fill, groups))
+        list(pool(len(groups) or 1).map(fill, groups))
         return matrix
 
     def diagonal(self) -> Tensor:
@@ -197,7 +197,7 @@ class KroneckerSum:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros as numpy allocates them: it asks for huge pages, without which a large matrix takes half its time to touch."""
+    """Zeros as numpy allocates them: in huge pages, as touching small ones is most of the time of a large matrix."""
     return torch.from_numpy(np.zeros(shape, str(dtype).removeprefix("torch.")))
 
 
