@@ -101,7 +101,7 @@ def check_writable(outputs: Sequence[str | None], inputs: Sequence[str | None] =
             continue
         target = path if path == "-" else os.path.realpath(path)
         if target in written:
-            raise UsageError(f"--csv and --json cannot both write to {'stdout' if path == '-' else path}")
+            raise UsageError(f"two outputs cannot both go to {'stdout' if path == '-' else path}")
         written.add(target)
         if target in read:
             raise UsageError(f"{path}: is an input, and would be overwritten")

@@ -79,8 +79,8 @@ REFUSED = {
     "csv long name": (["none.pt", "--csv", "r" * 300], 2, f"{'r' * 300}: cannot be written: File name too long"),
     "csv a folder": (["none.pt", "--csv", "empty-folder"], 2, "empty-folder: cannot be written: a folder"),
     "csv the input": (["good.pt", "--csv", "good.pt"], 2, "good.pt: is an input, and would be overwritten"),
-    "both to stdout": (["good.pt", "--csv", "-", "--json", "-"], 2, "--csv and --json cannot both write to stdout"),
-    "both to one file": (["good.pt", "--csv", "a", "--json", "./a"], 2, "--csv and --json cannot both write to ./a"),
+    "both to stdout": (["good.pt", "--csv", "-", "--json", "-"], 2, "two outputs cannot both go to stdout"),
+    "both to one file": (["good.pt", "--csv", "a", "--json", "./a"], 2, "two outputs cannot both go to ./a"),
 }
 
 

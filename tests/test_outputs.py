@@ -170,12 +170,12 @@ def test_two_outputs_are_not_the_same_file(tmp_path, monkeypatch, second):
     check_writable(["rows.csv", "rows.json"])
     with pytest.raises(UsageError) as caught:
         check_writable(["rows.csv", second])
-    assert str(caught.value) == f"--csv and --json cannot both write to {second}"
+    assert str(caught.value) == f"two outputs cannot both go to {second}"
 
 
 def test_two_outputs_are_not_both_stdout():
     check_writable([None, None])
-    with pytest.raises(UsageError, match=r"^--csv and --json cannot both write to stdout$"):
+    with pytest.raises(UsageError, match=r"^two outputs cannot both go to stdout$"):
         check_writable(["-", "-"])
 
 
