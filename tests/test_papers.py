@@ -2,14 +2,18 @@
 
 One head without biases under the mean squared error, ``F = A X W_V`` with ``A = softmax(X W_Q W_K^T X^T / sqrt(d_K))``:
 Ormaniec, Dangel, Singh (arXiv 2410.10986).  LayerNorm ``P(X) M(X)``: Petrov, Kiselev, Meshkov, Grabovoy
-(arXiv 2510.16927).  Everything is vectorised row by row.
+(arXiv 2510.16927).  Everything is vectorised row by row.  Where a theorem needs a correction, both are evaluated beside
+double backward: docs/corrections.md has the numbers.
 """
 
+from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.functional import jacobian
 
 from hesscore.components.layernorm import LayerNorm
 from hesscore.components.squared_error import SquaredError
@@ -20,8 +24,10 @@ from hesscore.explicit.tokens import block_diagonal
 from hesscore.graph import Graph
 from hesscore.spec import Spec
 from hesscore.wiring.attention import attention
+from tests.test_channels import METHODS, by_hand, layer_norm, loss, twice
 
-L, D = 3, 4
+L, D, FF = 3, 4, 5
+CORRECTIONS = Path(__file__).parent.parent / "docs" / "corrections.md"
 
 
 def kron(a: Tensor, b: Tensor) -> Tensor:
@@ -133,33 +139,31 @@ def test_the_functional_hessian_of_values(head, b):
 
 
 class Norm:
-    """``LN(X) = P M`` without eps: ``M = X (I - 11^T/d)``, ``P = diag(sigma)^-1``, ``sigma = sqrt(M^2 1 / d)``."""
+    """``LN(X) = P M`` without eps: ``M = X (I - 11^T/d)``, ``P = diag(sigma)^-1``, ``sigma = sqrt(M^2 1 / d)``.
 
-    def __init__(self, corrected: bool = True) -> None:
-        root = D**0.5 if corrected else 1.0
+    Each flag is a correction: the root of the width in ``d sigma/dX``, in both terms of ``d^2 P``, and the reordering
+    in ``d(P (x) I)``.
+    """
+
+    def __init__(self, first: bool = True, second: bool = True, reordered: bool = True) -> None:
+        by_first, by_second = (D**0.5 if corrected else 1.0 for corrected in (first, second))
         self.x = x = torch.randn(L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         centre = eye(D) - 1 / D
         self.m = m = x @ centre
         squares = m.square().sum(1)
         sigma = (squares / D).sqrt()
-        self.p, self.dm = (1 / sigma).diag(), kron(eye(L), centre)
+        self.p, self.dm, self.reordered = (1 / sigma).diag(), kron(eye(L), centre), reordered
         place = torch.zeros(L * L, L, dtype=torch.float64)  # vec_r diag(v) = place v
         place[:: L + 1] = eye(L)
         rows = torch.block_diag(*(row[None] for row in m)) @ self.dm  # half of d(M^2 1)/dX
-        self.d_sigma = squares.rsqrt().diag() @ rows / root
-        self.dp = -kron(self.p, self.p) @ place @ self.d_sigma
-        # d^2 sigma: of rsqrt(squares), and of rows, which are linear in X.
+        roots = squares.rsqrt().diag() @ rows  # d sigma/dX, but for the root of the width
+        self.dp = -kron(self.p, self.p) @ place @ roots / by_first
+        # d roots/dX: of rsqrt(squares), and of rows, which are linear in X.
         turned = -(squares**-1.5).diag() @ rows
-        self.d2_sigma = (
-            torch.stack(
-                [torch.outer(turned[i], rows[i]) + squares[i].rsqrt() * self.dm.T @ _at(i) @ self.dm for i in range(L)]
-            )
-            / root
-        )
-        cubed = 2 * sigma**-3
+        bent = [torch.outer(turned[i], rows[i]) + squares[i].rsqrt() * self.dm.T @ _at(i) @ self.dm for i in range(L)]
         self.d2p = torch.stack(
             [
-                cubed[i] * torch.outer(self.d_sigma[i], self.d_sigma[i]) - sigma[i] ** -2 * self.d2_sigma[i]
+                (2 * sigma[i] ** -3 * torch.outer(roots[i], roots[i]) / by_first - sigma[i] ** -2 * bent[i]) / by_second
                 for i in range(L)
             ]
         )
@@ -172,7 +176,9 @@ class Norm:
     @property
     def hessian(self) -> Tensor:
         """``d vec_r(jacobian)/dX``, with ``d(P (x) I) = (I (x) K (x) I)(I (x) vec_r I) dP`` for the first term."""
-        spread = kron(kron(eye(L), commutation(L, D)), eye(D)) @ kron(eye(L * L), eye(D).reshape(-1, 1))
+        spread = kron(eye(L * L), eye(D).reshape(-1, 1))
+        if self.reordered:
+            spread = kron(kron(eye(L), commutation(L, D)), eye(D)) @ spread
         first = kron(eye(L * D), self.dm.T) @ spread @ self.dp
         second = torch.zeros(L, D, L * D, L * D, dtype=torch.float64)
         dp = self.dp.view(L, L, L * D)
@@ -202,7 +208,98 @@ def test_the_hessian_of_layernorm():
     assert far(norm.hessian, ours.view(L * D, L * D, L * D)) < 1e-12
 
 
-def test_the_root_of_the_width_is_needed():
-    """As printed, ``dD/dX`` lacks ``1/sqrt(d)``."""
-    wrong, right = Norm(corrected=False).jacobian, Norm().jacobian
-    assert 0.5 < far(wrong, right) < 1
+class FeedForward:
+    """``S = f(Y W_1) W_2`` with ``f = tanh``: ``Y (L, d_V)``, ``W_1 (d_V, d_ff)``, ``W_2 (d_ff, d_V)``."""
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(2)
+        self.y = torch.randn(L, D, generator=rng, dtype=torch.float64)
+        self.w_1 = torch.randn(D, FF, generator=rng, dtype=torch.float64)
+        self.w_2 = torch.randn(FF, D, generator=rng, dtype=torch.float64)
+        self.slopes = (1 - (self.y @ self.w_1).tanh().square()).flatten().diag()
+        """``D_s``, ``(L d_ff, L d_ff)``."""
+
+    def value(self, w_1: Tensor, w_2: Tensor) -> Tensor:
+        return (self.y @ w_1).tanh() @ w_2
+
+    @property
+    def xi_12(self) -> Tensor:
+        """``(I (x) (Y^T (x) I_ff) D_s)(I_L (x) K_{L,dV} (x) I_ff)(vec_r I_L (x) I) K_{ff,dV}``."""
+        slopes = kron(eye(L * D), kron(self.y.T, eye(FF)) @ self.slopes)
+        spread = kron(kron(eye(L), commutation(L, D)), eye(FF)) @ kron(eye(L).reshape(-1, 1), eye(D * FF))
+        return slopes @ spread @ commutation(FF, D)
+
+    @property
+    def xi_21(self) -> Tensor:
+        """``(I_L (x) K_{ff,dV} (x) I_dV)(I (x) vec_r I_dV) D_s (Y (x) I_ff)``."""
+        spread = kron(kron(eye(L), commutation(FF, D)), eye(D)) @ kron(eye(L * FF), eye(D).reshape(-1, 1))
+        return spread @ self.slopes @ kron(self.y, eye(FF))
+
+    def twice(self, a: int, b: int) -> Tensor:
+        """``d vec_r(dS/dW_a) / dW_b`` by double backward."""
+        weights = [self.w_1, self.w_2]
+
+        def first(moved: Tensor) -> Tensor:
+            point = [*weights]
+            point[b] = moved
+            return jacobian(lambda w: self.value(*(w if i == a else v for i, v in enumerate(point))), point[a], True)
+
+        return jacobian(first, weights[b]).reshape(-1, D * FF)
+
+
+def second_derivative_of_attention(head: Head) -> tuple[Tensor, Tensor]:
+    """``d vec_r(dF/dW_Q)/dW_Q``: by the theorem without the factor 2/(L d_V), and by double backward."""
+    turn = head.scores["q"]
+    theorem = kron(kron(eye(L), head.w_v.T @ head.x.T), turn.T) @ head.second @ turn
+
+    def value(w: Tensor) -> Tensor:
+        return (head.x @ w @ head.w_k.T @ head.x.T / D**0.5).softmax(-1) @ head.x @ head.w_v
+
+    right = jacobian(lambda w: jacobian(value, w, create_graph=True), head.w_q)
+    return theorem, right.reshape(-1, D * D)
+
+
+def norm_by_autograd() -> tuple[Tensor, Tensor]:
+    """Jacobian and Hessian of LayerNorm by double backward of its definition."""
+
+    def value(x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / centred.square().mean(-1, keepdim=True).sqrt()
+
+    x, n = Norm().x, L * D
+    second = jacobian(lambda x: jacobian(value, x, create_graph=True), x)
+    return jacobian(value, x).reshape(n, n), second.reshape(n, n, n)
+
+
+def corrections() -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor], Callable[[], Tensor]]]:
+    """By number: without the correction, with it, and by double backward."""
+    jacobian_of_norm, hessian_of_norm = norm_by_autograd()
+    ffn = FeedForward()
+    attention, attention_right = second_derivative_of_attention(Head(causal=False))
+    f, v = loss(layer_norm, ["x", "gain", "shift"])
+    exact = twice(loss(by_hand, ["x", "gain", "shift"])[0])
+    return {
+        "1": (lambda: Norm(first=False).jacobian, lambda: Norm().jacobian, lambda: jacobian_of_norm),
+        "2": (lambda: Norm(second=False).hessian, lambda: Norm().hessian, lambda: hessian_of_norm),
+        "3": (lambda: Norm(reordered=False).hessian, lambda: Norm().hessian, lambda: hessian_of_norm),
+        "1-3": (lambda: Norm(False, False, False).hessian, lambda: Norm().hessian, lambda: hessian_of_norm),
+        "4": (lambda: ffn.xi_21, lambda: ffn.xi_12, lambda: ffn.twice(0, 1)),
+        "6": (lambda: 2 / (L * D) * attention, lambda: attention, lambda: attention_right),
+        "7": (lambda: METHODS["hessian"](f)(v), lambda: METHODS["jacfwd(grad)"](f)(v), lambda: exact(v)),
+    }
+
+
+def test_every_correction_is_needed_and_enough():
+    """The numbers of the page, each cell of it."""
+    lines = [line.strip("|").split("|") for line in CORRECTIONS.read_text().splitlines() if line.startswith("| ")]
+    cells = {line[0].strip(): [cell.strip() for cell in line[-2:]] for line in lines[1:]}
+    found = corrections()
+    assert set(cells) == {*found, "5"}
+    for number, (without, right, expected) in found.items():
+        wrong, rest = far(without(), expected()), far(right(), expected())
+        assert [f"{wrong:.2f}", "rounding"] == cells[number], (number, wrong)
+        assert wrong > 0.1
+        assert rest < 1e-14
+    ffn = FeedForward()
+    assert cells["5"] == ["does not fit", "rounding"]
+    assert far(ffn.xi_21, ffn.twice(1, 0)) < 1e-14
