@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .blocks import analyze_blocks
 from .options import Components, Csv, Dtype, Json, Layers, MaxTokens, Quiet, Seed, Tokens
 from .process import keep_on_interrupt
 from .render import Measured, message, on_terminal, progress, show, table
@@ -17,11 +18,24 @@ if TYPE_CHECKING:
     from hesscore.report import Report
 
 
+SCOPES = ("model", "block")
 CAUSES = ("loss", "softmax", "norm", "activation", "product")
 
 
 def analyze(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A checkpoint (.pt) or a block spec (.yaml).")],
+    scope: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCOPE", help="model, or block: every block on its own, exactly (default for a spec of one block)."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT", help="What the output of a block is compared with: input (default), zero, random."
+        ),
+    ] = None,
     tokens: Tokens = None,
     max_tokens: MaxTokens = None,
     layers: Layers = None,
@@ -34,21 +48,43 @@ def analyze(
     ] = 1e-3,
     csv: Csv = None,
     json: Json = None,
+    heatmap: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the pairs of --scope block, as .svg or .png.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Report the curvature of every parameter block.
 
-    How steep it is, with which error, and what causes it.
+    How steep it is, with which error, and what causes it; with --scope block, of every pair of a block's parameters.
     """
     from hesscore.analysis import analyze as rows_of
     from hesscore.analysis import cost, select
+    from hesscore.blocks import is_block
     from hesscore.errors import UsageError
-    from hesscore.problem import open_problem
+    from hesscore.heatmap import check_format
+    from hesscore.problem import TARGETS, open_problem
     from hesscore.report import Report, check_writable, deliver
 
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance {tolerance}: give a number between 0 and 1")
-    check_writable([csv, json], [source, tokens])
+    if scope not in (None, *SCOPES):
+        raise UsageError(f"--scope {scope}: give one of {', '.join(SCOPES)}")
+    if target not in (None, *TARGETS):
+        raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
+    if heatmap is not None:
+        check_format(heatmap)
+    check_writable([csv, json, heatmap], [source, tokens])
+    scope = scope or ("block" if is_block(source) else "model")
+    settings = {"scope": scope, "seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
+    if scope == "block":
+        if dtype not in (None, "float64"):
+            raise UsageError(f"--dtype {dtype}: --scope block computes in float64")
+        outputs = {"csv": csv, "json": json, "heatmap": heatmap}
+        analyze_blocks(source, tokens, max_tokens, outputs, quiet, settings | {"target": target or "input"})
+        return
+    for option, given in ("--target", target), ("--heatmap", heatmap):
+        if given is not None:
+            raise UsageError(f"{option} needs --scope block")
     started = monotonic()
     problem = open_problem(source, tokens, dtype, seed, max_tokens)
     names = select(problem, layers, components)
@@ -58,7 +94,6 @@ def analyze(
         if not sys.stderr.isatty():  # a terminal gets a bar
             message(f"{_count(len(names), 'block')} on {_count(problem.scored, 'token')}")
     curvature = problem.curvature()
-    settings = {"seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
     report = Report(problem, float(curvature.loss), settings, names)
     keep_on_interrupt()
     try:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from math import ceil, isfinite
 from typing import NamedTuple
 
+SHADES = ("#ffffd9", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#0c2c84")
+"""From small to large; the first half is light enough for black on it."""
+
 FOLDED = 16
 """Columns to which text may be folded where a terminal is narrow."""
 
@@ -76,6 +79,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Colle
         _rich_table(columns, cells, numeric, spare)
     else:
         _plain_table(columns, cells, numeric)
+
+
+def heat(labels: Sequence[str], values: Sequence[Sequence[float | None]]) -> None:
+    """Print a square of numbers on a terminal, each on a shade of its own; a dot is none."""
+    from rich.console import Console
+    from rich.text import Text
+
+    known = [value for line in values for value in line if value is not None]
+    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    width, left = max(6, 1 + max(map(len, labels))), max(map(len, labels))
+    console = Console(highlight=False)
+    console.width = max(console.width, 2 + left + width * len(labels))  # rich would fold what does not fit
+    console.print(Text(" " * (2 + left) + "".join(f"{label:>{width}}" for label in labels)))
+    for label, line in zip(labels, values, strict=True):
+        text = Text(f"  {label:<{left}}")
+        for value in line:
+            if value is None:
+                text.append(f"{'.':>{width}}")
+                continue
+            shade = min(int(len(SHADES) * (value - low) / (span or 1)), len(SHADES) - 1)
+            ink = "black" if shade < len(SHADES) / 2 else "white"
+            text.append(f"{value + 0.0:{width}.2f}", f"{ink} on {SHADES[shade]}")
+        console.print(text)
 
 
 @contextmanager

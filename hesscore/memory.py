@@ -33,8 +33,8 @@ def check(need: int, what: str) -> None:
 
 
 def threads(parts: int) -> int:
-    """How many parts of the data are worked on at a time."""
-    return min(parts, torch.get_num_threads())
+    """How many parts of the data are worked on at a time; one where there are none."""
+    return max(1, min(parts, torch.get_num_threads()))
 
 
 def working(parameters: int, parts: int, part: int, dtype: torch.dtype) -> int:

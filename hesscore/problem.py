@@ -1,18 +1,22 @@
-"""What is analysed: a model at its weights, on its data, in one precision; specs and checkpoints resolve to it."""
+"""What is analysed: a model at its weights, on its data, in one precision; specs and checkpoints resolve to it.
+
+Or each of its blocks on its own, at its real input.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from hesscore import memory
+from hesscore import chain, memory
 from hesscore.checkpoints import load
 from hesscore.curvature import CACHED_ELEMENTS, Batch, Curvature
 from hesscore.errors import InputError, UsageError
@@ -34,6 +38,14 @@ MAX_LAYERS = 10_000
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 SPEC_SUFFIXES = (".yaml", ".yml")
+
+
+TARGETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "input": lambda x, rng: x,
+    "zero": lambda x, rng: torch.zeros_like(x),
+    "random": lambda x, rng: torch.randn(x.shape, generator=rng, dtype=x.dtype),
+}
+"""What the output of a block on its own is compared with; random ones are standard normal."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,32 @@ class Problem:
         curvature = Curvature(self.graph, self.parameters, self.batches)
         if not torch.isfinite(curvature.loss):
             raise InputError(f"{self.source}: the loss is {float(curvature.loss)}, so there is nothing to analyse")
+        return curvature
+
+    def block(self, layer: int, target: str = "input", seed: int = 0) -> Curvature:
+        """The curvature of one block on its own, in float64: a model of one layer with the parameters ``blocks.0.*``.
+
+        Its input is what it is given within the model, its loss the mean squared error of its output to one of
+        ``TARGETS``, over the scored tokens: the others are seen by attention, and weigh nothing.
+        """
+        first = f"blocks.{layer}.{'attn.q' if self.spec.placement == 'post' else 'norm1'}"
+        source = self.graph.nodes[self.graph.nodes[self.graph.index[first]].sources[0]].name
+        weights = {name: weight.double() for name, weight in self.parameters.items()}
+        inputs, scored = [], []
+        for batch in self.batches:
+            constants = batch.constants
+            inputs.append(chain.Point(self.graph, {**weights, **constants}, watch={source}).watched[source])
+            some = constants["targets"] != UNSCORED if self.spec.vocab else torch.ones(())
+            scored.append(constants["weights"] * some)
+        x = torch.cat(inputs)
+        rng = torch.Generator().manual_seed(seed ^ crc32(f"blocks.{layer}".encode()))
+        own = {"input": x, "target": TARGETS[target](x, rng), "weights": torch.cat(scored)}
+        graph = model(alone(self.spec))
+        shared = {name: self.batches[0].constants[name] for name in graph.constants if name not in own}
+        moving = {name: weights[name.replace("blocks.0.", f"blocks.{layer}.")] for name in graph.parameters}
+        curvature = Curvature(graph, moving, [Batch(1.0, own | shared)])
+        if not torch.isfinite(curvature.loss):
+            raise InputError(f"{self.source}: the loss of block {layer} is {float(curvature.loss)}")
         return curvature
 
 
@@ -130,6 +168,12 @@ def open_problem(
         provenance=provenance,
         notes=tuple(notes),
     )
+
+
+def alone(spec: Spec) -> Spec:
+    """One block of a stack, on its own."""
+    positions = spec.positions if spec.positions == "rotary" else "none"
+    return spec.model_copy(update={"layers": 1, "vocab": None, "tied": False, "positions": positions})
 
 
 def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:

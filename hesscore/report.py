@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,12 +15,13 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pandas as pd
 import torch
 
 import hesscore
+from hesscore import blocks
 from hesscore.analysis import COLUMNS, Row
 from hesscore.errors import UsageError
 from hesscore.problem import Problem
@@ -26,27 +29,37 @@ from hesscore.problem import Problem
 SCHEMA_VERSION = 1
 
 
+AnyRow = TypeVar("AnyRow", Row, blocks.BlockRow)
+
+
 @dataclass
-class Report:
+class _Report(ABC, Generic[AnyRow]):
     """Rows as they are finished, and what it takes to make them again."""
 
+    columns: ClassVar[tuple[str, ...]]
+
     problem: Problem
-    loss: float
+    loss: float | dict[int, float]
     settings: Mapping[str, Any]
-    """Seed, tolerance and selection."""
+    """Seed, tolerance, scope and selection."""
     selected: Sequence[str]
     """The parameters that were asked for."""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[AnyRow] = field(default_factory=list)
     duration: float = 0.0
 
     @property
+    @abstractmethod
+    def finished(self) -> set[str]:
+        """The parameters that have all their rows."""
+
+    @property
     def skipped(self) -> dict[str, str]:
-        """Parameters without a row, and why."""
-        missing = set(self.problem.graph.parameters) - {row.name for row in self.rows}
+        """All other parameters, and why."""
+        finished = self.finished
         return {
             name: "interrupted" if name in self.selected else "not selected"
             for name in self.problem.graph.parameters
-            if name in missing
+            if name not in finished
         }
 
     @property
@@ -56,8 +69,8 @@ class Report:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a parameter block, columns as in ``analysis.Row``."""
-        return pd.DataFrame(self.records, columns=list(COLUMNS)).astype({"layer": "Int64"})
+        """The rows under their columns."""
+        return pd.DataFrame(self.records, columns=list(self.columns)).astype({"layer": "Int64"})
 
     def to_csv(self) -> str:
         return self.frame.to_csv(index=False)
@@ -84,6 +97,37 @@ class Report:
             "rows": self.records,
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+@dataclass
+class Report(_Report[Row]):
+    """The report of a model: a row for each parameter."""
+
+    columns = COLUMNS
+    loss: float
+
+    @property
+    def finished(self) -> set[str]:
+        return {row.name for row in self.rows}
+
+
+@dataclass
+class BlockReport(_Report[blocks.BlockRow]):
+    """The report of blocks on their own: a row for each pair of parameters, in each part of the Hessian."""
+
+    columns = blocks.COLUMNS
+    loss: dict[int, float]
+    """By layer."""
+
+    @property
+    def finished(self) -> set[str]:
+        found = Counter(f"blocks.{row.layer}.{name}" for row in self.rows for name in {row.row, row.column})
+        return {
+            name
+            for names in blocks.by_layer(self.selected).values()
+            for name in names
+            if found[name] == len(blocks.PARTS) * len(names)
+        }
 
 
 def _plain(value: Any) -> Any:
@@ -128,15 +172,17 @@ def _refusal(path: str, target: Path) -> str | None:
     return None
 
 
-def deliver(outputs: Mapping[str | None, str], show: Callable[[], None]) -> None:
-    """Write each text to its path, if it has one; where none goes to stdout, ``show`` prints there.
+def deliver(outputs: Mapping[str | None, str | bytes], show: Callable[[], None]) -> None:
+    """Write each content to its path, if it has one; where none goes to stdout, ``show`` prints there.
 
     An output that fails does not cost the others: ``UsageError`` comes at the end. stdout is last, as its reader may
     leave early, and that ends hess.
     """
-    texts = {path: text for path, text in outputs.items() if path is not None}
-    steps: list[Callable[[], None]] = [partial(write, path, texts[path]) for path in sorted(texts, key="-".__eq__)]
-    if "-" not in texts:
+    contents = {path: content for path, content in outputs.items() if path is not None}
+    steps: list[Callable[[], None]] = [
+        partial(write, path, contents[path]) for path in sorted(contents, key="-".__eq__)
+    ]
+    if "-" not in contents:
         steps.append(show)
     failures = []
     for step in steps:
@@ -149,20 +195,21 @@ def deliver(outputs: Mapping[str | None, str], show: Callable[[], None]) -> None
         raise UsageError("; ".join(failures))
 
 
-def write(path: str, text: str) -> None:
-    """Write all of ``text`` or nothing; ``-`` is stdout.  Of the main thread, as all that has to do with Ctrl-C."""
+def write(path: str, content: str | bytes) -> None:
+    """Write all of ``content`` or nothing; ``-`` is stdout.  Of the main thread, as all that has to do with Ctrl-C."""
     if path == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(content if isinstance(content, str) else content.decode())
         return
+    data = content.encode() if isinstance(content, str) else content
     try:
         if _is_stream(path):
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(data)
             return
         target = Path(os.path.realpath(path))  # a link stays one
         # Not a temporary file, which nobody else could read: a folder, and in it a file as any other.
         with _uninterrupted(), TemporaryDirectory(prefix=".hess-", dir=target.parent) as folder:
             whole = Path(folder, "whole")
-            whole.write_text(text, encoding="utf-8")
+            whole.write_bytes(data)
             whole.replace(target)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -182,7 +182,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_number_of_threads_the_sa
 
 
 def test_a_block_spec():
-    result = analyze(PAPER_BLOCK, "--csv", "-", "--components", "attn.*,norm1")
+    result = analyze(PAPER_BLOCK, "--scope", "model", "--csv", "-", "--components", "attn.*,norm1")
     assert result.returncode == 0
     assert result.stderr == (
         "note: seeded weights and inputs: these numbers describe the architecture, not a trained model\n"
@@ -192,7 +192,7 @@ def test_a_block_spec():
     assert set(rows) == {*((f"attn.{part}", "weight") for part in "qkvo"), ("norm1", "weight")}
     assert {row["converged"] for row in rows.values()} == {"True"}
     assert {row["from_activation"] for row in rows.values()} == {"0.0"}  # ReLU
-    assert "spec, 1 layer, d_model" in analyze(PAPER_BLOCK, "--components", "norm1").stdout
+    assert "spec, 1 layer, d_model" in analyze(PAPER_BLOCK, "--scope", "model", "--components", "norm1").stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -20,6 +20,8 @@ def test_a_file_is_written_whole(tmp_path):
     for text in ("first, and longer\n", "ä\n"):
         write(str(path), text)
         assert path.read_text(encoding="utf-8") == text
+    write(str(path), b"\x89\xff\n")
+    assert path.read_bytes() == b"\x89\xff\n"
     assert os.listdir(tmp_path) == ["rows.csv"]
 
 
@@ -38,7 +40,7 @@ def test_a_new_file_may_be_read_by_whom_the_umask_lets(tmp_path):
 
 @pytest.mark.parametrize("existing", [None, "as it was"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("when", ["write_text", "replace"])
+@pytest.mark.parametrize("when", ["write_bytes", "replace"])
 def test_a_write_that_fails_leaves_all_as_it_was(tmp_path, monkeypatch, existing, error, when):
     path = tmp_path / "rows.csv"
     if existing:
@@ -46,7 +48,8 @@ def test_a_write_that_fails_leaves_all_as_it_was(tmp_path, monkeypatch, existing
 
     def failing(self, *args, **kwargs):
         assert self != path
-        self.write_bytes(b"half of it")
+        with self.open("wb") as half:
+            half.write(b"half of it")
         raise error
 
     monkeypatch.setattr(Path, when, failing)

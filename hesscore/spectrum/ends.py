@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import hypot
+from typing import Protocol
 
 import psutil
 import torch
 from torch import Generator, Tensor
 
-from hesscore.curvature import Block
+from hesscore.curvature import Curvature
 from hesscore.spectrum.lanczos import Product, lanczos, unit
 from hesscore.spectrum.trace import Trace, deflated_hutchinson
 
@@ -28,6 +29,19 @@ UNSEEN = {torch.float64: 1e-11, torch.float32: 1e-5}
 Saturated attention lost up to 4e-13, logits of 10^4 up to 6e-12.  Only a norm of one or two features, of which nothing
 but its eps leaves a derivative, loses more.
 """
+
+
+class Symmetric(Protocol):
+    """A symmetric operator on flat vectors, such as a ``Block`` of a Hessian."""
+
+    @property
+    def owner(self) -> Curvature: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def at_once(self) -> int: ...
+    def __matmul__(self, vectors: Tensor) -> Tensor: ...
+    def dense(self) -> Tensor: ...
 
 
 class NonFiniteError(ArithmeticError):
@@ -52,7 +66,7 @@ class Ends:
     flat: bool
 
 
-def ends(block: Block, tolerance: float, rng: Generator) -> Ends:
+def ends(block: Symmetric, tolerance: float, rng: Generator) -> Ends:
     """Exact for a small block; else by Lanczos to ``tolerance`` times the spectral norm, the trace by random probes."""
 
     def product(vectors: Tensor) -> Tensor:
@@ -85,7 +99,7 @@ def ends(block: Block, tolerance: float, rng: Generator) -> Ends:
     return Ends(_pair(values), _pair(errors), vectors, Trace(trace.value, stderr), converged, flat)
 
 
-def _affordable(block: Block) -> int:
+def _affordable(block: Symmetric) -> int:
     """Steps of Lanczos whose basis takes at most half of the free memory."""
     n, bytes_each = block.shape[0], block.owner.loss.element_size()
     return max(2, min(MAX_STEPS, psutil.virtual_memory().available // (2 * n * bytes_each)))

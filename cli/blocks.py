@@ -1,0 +1,120 @@
+"""``hess analyze --scope block``: every block on its own, for every pair of its parameters."""
+
+from __future__ import annotations
+
+import sys
+from math import log10
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .process import keep_on_interrupt
+from .render import Measured, heat, message, on_terminal, progress, show, table
+
+if TYPE_CHECKING:
+    from hesscore.blocks import BlockRow
+    from hesscore.report import BlockReport
+
+
+def analyze_blocks(
+    source: str,
+    tokens: str | None,
+    max_tokens: int | None,
+    outputs: dict[str, str | None],
+    quiet: bool,
+    settings: dict[str, Any],
+) -> None:
+    """Analyse what ``settings`` (seed, tolerance, target and selection) ask for, and write ``csv, json, heatmap``."""
+    from hesscore.analysis import select
+    from hesscore.blocks import analyze, by_layer, check, count, open_blocks
+    from hesscore.heatmap import draw
+    from hesscore.report import BlockReport, deliver
+
+    started = monotonic()
+    seed = settings["seed"]
+    problem = open_blocks(source, tokens, seed, max_tokens)
+    layers = by_layer(select(problem, settings["layers"], settings["components"]))
+    total = sum(count(names) for names in layers.values())
+    if not quiet:
+        for note in problem.notes:
+            message(f"note: {note}")
+        if not sys.stderr.isatty():  # a terminal gets a bar
+            message(f"{total:,} rows on {problem.scored:,} tokens")
+    check(problem, layers)
+    report = BlockReport(problem, {}, settings, [name for names in layers.values() for name in names])
+    keep_on_interrupt()
+    try:
+        with progress("analyze", total, quiet) as advance:
+            for layer, names in layers.items():
+                curvature = problem.block(layer, settings["target"], seed)
+                report.loss[layer] = float(curvature.loss)
+                for row in analyze(curvature, problem.spec, layer, names, seed, settings["tolerance"]):
+                    report.rows.append(row)
+                    advance(1)
+    except KeyboardInterrupt:
+        message(f"interrupted: {len(report.rows)} of {total} rows are finished")
+    report.duration = monotonic() - started
+    contents: dict[str | None, str | bytes] = {outputs["csv"]: report.to_csv(), outputs["json"]: report.to_json()}
+    if outputs["heatmap"] and report.rows:
+        title = f"{source}: Frobenius norm of the Hessian by pairs of parameters"
+        contents[outputs["heatmap"]] = draw(report.rows, title, outputs["heatmap"])
+    deliver(contents, lambda: _show(report))
+    if len(report.rows) < total:
+        raise typer.Exit(130)
+
+
+def _show(report: BlockReport) -> None:
+    """Every row in a pipe; on a terminal the norms of the weights, and the rows of the diagonal."""
+    problem = report.problem
+    losses = ", ".join(f"{loss:.4g}" for loss in report.loss.values())
+    show(
+        f"{problem.source}: {problem.provenance.get('family', 'spec')}, d_model {problem.spec.d_model}, "
+        f"d_ff {problem.spec.d_ff}, {problem.spec.layers} layer{'s' if problem.spec.layers > 1 else ''}",
+        f"each block on its own, on {problem.scored:,} tokens, against its {report.settings['target']}: "
+        f"mean squared error {losses}",
+        "",
+    )
+    if not on_terminal():
+        table(report.columns, [list(record.values()) for record in report.records])
+        return
+    for layer in report.loss:
+        _show_block(layer, [row for row in report.rows if row.layer == layer])
+    show("(n): error of the last digits. outer, functional: Frobenius norms of the two parts of the Hessian.")
+    show("-: not to be had, see docs/report.md; all pairs, parts and digits: --csv, --json, --heatmap.")
+
+
+def _show_block(layer: int, rows: list[BlockRow]) -> None:
+    from hesscore.blocks import FLAT
+
+    norms = {(row.part, row.row, row.column): row.frobenius for row in rows}
+    full = [row for row in rows if row.part == "full"]
+    weights = [row.row for row in full if row.row == row.column and row.row.endswith(".weight")]
+    logs = {(row.row, row.column): _log(row.frobenius) for row in full if row.note != FLAT}
+    if weights:
+        show(f"block {layer}: log10 of the Frobenius norm of the Hessian, weights by weights")
+        labels = [name.removesuffix(".weight").rpartition(".")[2] for name in weights]
+        heat(labels, [[logs.get((a, b), logs.get((b, a))) for b in weights] for a in weights])
+    table(
+        ("block", "|H|_F", "outer", "functional", "lambda_max", "lambda_min", "trace", "condition", "entropy", "neg %"),
+        [
+            (
+                f"{layer}.{row.row}",
+                Measured(row.frobenius),
+                *(Measured(norms.get((part, row.row, row.row))) for part in ("outer", "functional")),
+                Measured(row.lambda_max, row.lambda_max_error),
+                Measured(row.lambda_min, row.lambda_min_error),
+                Measured(row.trace),
+                None if row.condition is None else float(f"{row.condition:.2g}"),
+                None if row.spectral_entropy is None else Measured(row.spectral_entropy),
+                None if row.negative_mass is None else round(100 * row.negative_mass, 1),
+            )
+            for row in full
+            if row.row == row.column
+        ],
+        spare=("condition", "entropy", "neg %", "trace"),
+    )
+
+
+def _log(norm: float | None) -> float | None:
+    return log10(norm) if norm else None

@@ -1,0 +1,285 @@
+"""Every block of a model on its own: exact curvature for every pair of its parameters, in three parts.
+
+A block is taken at its real input, under the mean squared error of its output to a target.  Its Hessian is then a
+token-wise Kronecker sum (``hesscore.explicit``): traces and Frobenius norms are exact at any size, and the spectrum is
+where a pair's matrix can be decomposed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Generator, Tensor
+
+from hesscore import memory
+from hesscore.analysis import place
+from hesscore.curvature import Block, Curvature, Terms, inner, outer
+from hesscore.errors import InputError, UsageError
+from hesscore.explicit.block import block_hessian
+from hesscore.explicit.size import kept
+from hesscore.problem import SPEC_SUFFIXES, Problem, alone, open_problem
+from hesscore.spec import Spec, read_spec
+from hesscore.spectrum.ends import ROUNDING, UNSEEN, NonFiniteError, ends
+from hesscore.spectrum.lanczos import unit
+
+PARTS: dict[str, Terms | None] = {"full": None, "outer": outer, "functional": inner}
+"""The Hessian, its Gauss-Newton part, and the rest."""
+
+MAX_TOKENS = 256
+"""Next tokens that are scored by default: memory grows with them, and the work with their square."""
+
+WHOLE = "block"
+"""Stands for all selected parameters of a block together."""
+
+FLAT = "no curvature beyond rounding"
+
+EXACT_UP_TO = 4096
+"""Rows up to which a symmetric matrix is decomposed; no larger number of entries is formed for other pairs."""
+
+SINGULAR_UP_TO = 2048
+"""The shorter side up to which singular values are computed, which take ten times the work of eigenvalues."""
+
+COPIES = 4
+"""Of a matrix that is decomposed, or measured in another way."""
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """The curvature between two parameters of a block, ``H[row, column]``, or of the whole block.
+
+    For two different parameters singular values stand for absolute eigenvalues.  ``trace`` and ``frobenius`` are exact
+    but for rounding; the spectrum is where it is ``exact``, else its ends come with errors.  ``None`` is a number that
+    has no meaning, or could not be had; ``note`` says why.
+    """
+
+    layer: int
+    row: str
+    column: str
+    part: str
+    n_rows: int
+    n_columns: int
+    trace: float | None = None
+    frobenius: float | None = None
+    spectral_norm: float | None = None
+    spectral_norm_error: float | None = None
+    lambda_max: float | None = None
+    lambda_max_error: float | None = None
+    lambda_min: float | None = None
+    lambda_min_error: float | None = None
+    condition: float | None = None
+    spectral_entropy: float | None = None
+    negative_mass: float | None = None
+    exact: bool = False
+    converged: bool = False
+    note: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(BlockRow))
+
+
+def is_block(source: str | Path) -> bool:
+    """Whether ``source`` is a spec of one layer without a vocabulary."""
+    if Path(source).suffix.lower() not in SPEC_SUFFIXES:
+        return False
+    spec = read_spec(source)
+    return spec.layers == 1 and spec.vocab is None
+
+
+def open_blocks(
+    source: str | Path, tokens: str | Path | None = None, seed: int = 0, max_tokens: int | None = None
+) -> Problem:
+    """``open_problem`` in float64, with fewer tokens by default."""
+    if tokens is not None and max_tokens is None:
+        max_tokens = MAX_TOKENS
+    return open_problem(source, tokens, "float64", seed, max_tokens)
+
+
+def by_layer(names: Iterable[str]) -> dict[int, list[str]]:
+    """The parameters that lie in a block; ``UsageError`` if there are none."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if (layer := place(name)[0]) is not None:
+            found.setdefault(layer, []).append(name)
+    if not found:
+        raise UsageError("--scope block: what is selected lies in no block")
+    return found
+
+
+def check(problem: Problem, layers: Mapping[int, Sequence[str]]) -> None:
+    """Refuse blocks that would not fit in memory, saying how many tokens would."""
+    spec = alone(problem.spec)
+    parts = {place(name)[1] for names in layers.values() for name in names}
+    entries = max(sum(problem.parameters[name].numel() for name in names) for names in layers.values()) ** 2
+    scored = [batch.constants["weights"] for batch in problem.batches]
+    sequences, length = sum(map(len, scored)), scored[0].shape[1]
+
+    def need(tokens: int) -> int:
+        numbers = kept(spec, parts, tokens, min(tokens, length))
+        return 8 * (numbers + COPIES * min(entries, EXACT_UP_TO**2))
+
+    if said := memory.excess(need(sequences * length)):
+        fit = bisect_right(range(1, sequences * length), memory.free(), key=need)
+        advice = f"{fit} tokens fit ({'--max-tokens' if problem.tensors else 'seq_len'})" if fit else "no token fits"
+        raise InputError(
+            f"{problem.source}: a block on {sequences * length} tokens {said}: {advice}; "
+            "select --components to take less, or --scope model"
+        )
+
+
+def count(names: Sequence[str]) -> int:
+    """How many rows ``analyze`` gives for the parameters of one block."""
+    return len(PARTS) * (len(names) * (len(names) + 1) // 2 + 1)
+
+
+def analyze(
+    curvature: Curvature, spec: Spec, layer: int, names: Sequence[str], seed: int = 0, tolerance: float = 1e-3
+) -> Iterator[BlockRow]:
+    """A row for each pair of the parameters ``names``, and for all of them together, part by part.
+
+    ``curvature`` is ``Problem.block`` of this ``layer`` of ``spec``; ``names`` are those of the model, and hold whole
+    components.  Where a spectrum is not exact, the errors of its ends are within ``tolerance`` times the spectral norm
+    in a row that has converged.  What is drawn depends on ``seed`` and the row alone.
+    """
+    own = {name: name.replace(f"blocks.{layer}.", "blocks.0.") for name in names}
+    at, start = {}, 0
+    for name in names:
+        at[name] = range(start, start + curvature.leaves[own[name]].numel())
+        start = at[name].stop
+    for part, terms in PARTS.items():
+        hessian = block_hessian(curvature, alone(spec), terms, {place(name)[1] for name in names})
+        square = 0.0
+        for a, b in combinations_with_replacement(names, 2):
+            row = BlockRow(layer, _short(a), _short(b), part, len(at[a]), len(at[b]))
+            matrix = hessian.block(at[a], at[b])
+            block = curvature.block(own[a], own[b], terms)
+            row = _measured(row, block, matrix.dense, matrix.frobenius, matrix.trace, seed, tolerance)
+            square += (row.frobenius or 0.0) ** 2 * (1 if a == b else 2)
+            yield row
+        row = BlockRow(layer, WHOLE, WHOLE, part, start, start)
+        block = curvature.block(own.values(), terms=terms)
+        yield _measured(row, block, hessian.dense, partial(pow, square, 0.5), hessian.trace, seed, tolerance)
+
+
+def _short(name: str) -> str:
+    _, component, parameter = place(name)
+    return f"{component}.{parameter}"
+
+
+def _measured(
+    row: BlockRow,
+    block: Block,
+    dense: Callable[[], Tensor],
+    frobenius: Callable[[], float],
+    trace: Callable[[], float],
+    seed: int,
+    tolerance: float,
+) -> BlockRow:
+    rng = torch.Generator().manual_seed(seed ^ crc32(f"{row.layer} {row.row} {row.column} {row.part}".encode()))
+    symmetric = row.row == row.column
+    entries, shorter = row.n_rows * row.n_columns, min(row.n_rows, row.n_columns)
+    formed = entries <= EXACT_UP_TO**2 and 8 * COPIES * entries <= memory.free()
+    matrix = dense() if formed else None
+    row = replace(
+        row,
+        frobenius=frobenius() if matrix is None else float(matrix.norm()),
+        trace=trace() if symmetric else None,
+    )
+    try:
+        if matrix is not None and (symmetric or shorter <= SINGULAR_UP_TO):
+            if not matrix.isfinite().all():
+                raise NonFiniteError
+            return _decomposed(row, matrix, *_rounding(block, rng))
+        return _estimated(row, block, tolerance, rng)
+    except NonFiniteError:
+        return replace(row, note="a product with the Hessian is not finite")
+
+
+def _decomposed(row: BlockRow, matrix: Tensor, flat: bool, rounding: float) -> BlockRow:
+    """Everything, from all eigenvalues or singular values; what is within their error, which is rounding, is zero."""
+    symmetric = row.row == row.column
+    values = torch.linalg.eigvalsh((matrix + matrix.T) / 2) if symmetric else torch.linalg.svdvals(matrix).flip(0)
+    norm = float(values.abs().max())
+    error = rounding + UNSEEN[values.dtype] * norm + (float((matrix - matrix.T).norm()) if symmetric else 0.0)
+    if flat:
+        error += norm
+    found: dict[str, Any] = {"spectral_norm": norm, "spectral_norm_error": error, "exact": True, "converged": True}
+    if symmetric:
+        found |= {"lambda_max": float(values[-1]), "lambda_max_error": error}
+        found |= {"lambda_min": float(values[0]), "lambda_min_error": error}
+    if flat:
+        return replace(row, **found, note=FLAT)
+    values = values[values.abs() > error]
+    total = float(values.abs().sum())
+    found["condition"] = norm / float(values.abs().min())
+    found["spectral_entropy"] = float(torch.special.entr(values.abs() / total).sum())
+    if symmetric:
+        found["negative_mass"] = float(values.clamp(max=0).abs().sum()) / total
+    return replace(row, **found)
+
+
+def _estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) -> BlockRow:
+    """The ends of the spectrum, by Lanczos."""
+    symmetric = row.row == row.column
+    found = ends(block if symmetric else _Gram(block), tolerance, rng)
+    (low, high), (low_error, high_error) = found.values, found.errors
+    if symmetric:
+        norm, error = max(abs(low), abs(high)), max(low_error, high_error)
+        row = replace(row, lambda_max=high, lambda_max_error=high_error, lambda_min=low, lambda_min_error=low_error)
+    else:
+        norm = max(high, 0.0) ** 0.5
+        error = max(norm - max(high - high_error, 0.0) ** 0.5, (high + high_error) ** 0.5 - norm)
+    note = "too large for its whole spectrum"
+    if found.flat:
+        note = FLAT
+    elif not found.converged:
+        note += "; not converged"
+    return replace(row, spectral_norm=norm, spectral_norm_error=error, converged=found.converged, note=note)
+
+
+@dataclass(frozen=True)
+class _Gram:
+    """``A^T A`` of a block ``A``, or ``A A^T`` where that is smaller: its eigenvalues are the squares of A's values."""
+
+    block: Block
+
+    @property
+    def pair(self) -> tuple[Block, Block]:
+        a = self.block
+        both = a, replace(a, rows=a.columns, columns=a.rows)
+        return both if a.shape[1] <= a.shape[0] else both[::-1]
+
+    @property
+    def owner(self) -> Curvature:
+        return self.block.owner
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = min(self.block.shape)
+        return n, n
+
+    @property
+    def at_once(self) -> int:
+        return self.block.at_once
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        there, back = self.pair
+        return back @ (there @ vectors)
+
+    def dense(self) -> Tensor:
+        return self @ torch.eye(self.shape[0]).to(self.owner.loss)
+
+
+def _rounding(block: Block, rng: Generator) -> tuple[bool, float]:
+    """Whether a random product holds nothing but rounding, and how much of it: see ``Ends``."""
+    start = unit(torch.randn(block.shape[1], 1, generator=rng, dtype=torch.float64))
+    moved, again = (block @ torch.cat([start, start / 3], 1)).T
+    rounding = ROUNDING * float((3 * again - moved).norm())
+    return float(moved.norm()) <= rounding, rounding

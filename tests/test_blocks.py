@@ -1,0 +1,358 @@
+"""Every block on its own: against the dense Hessian by double backward of a plain PyTorch block, at its real input."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from hesscore import blocks, memory, problem
+from hesscore.analysis import select
+from hesscore.blocks import BlockRow, analyze, by_layer, check, count, is_block, open_blocks
+from hesscore.errors import InputError, UsageError
+from hesscore.explicit.block import block_hessian
+from hesscore.explicit.size import kept
+from hesscore.heatmap import draw
+from hesscore.inputs import read_data
+from hesscore.problem import alone
+from hesscore.report import BlockReport
+from tests import reference, reference_nanogpt
+from tests.command import CHECKPOINT, ROOT, VAL, strict
+from tests.test_hessian import flat, twice, unflat
+
+ARGS = {"n_layer": 3, "n_head": 2, "n_embd": 8, "block_size": 6, "vocab_size": 11, "bias": True}
+SPECS = {
+    "pre": "",
+    "post": "placement: post\nactivation: relu\n",
+    "parallel": "placement: parallel\nnorm: rmsnorm\nheads: 2\nkv_heads: 1\n",
+    "rotary": "positions: rotary\nbias: false\ncausal: false\n",
+}
+
+
+def opened(tmp_path, text, seed=0):
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"d_model: 4\nd_ff: 6\nseq_len: 3\nbatch: 2\n{text}")
+    return open_blocks(path, seed=seed)
+
+
+def rows_of(opened_, layer=0, target="input", **changed):
+    names = by_layer(select(opened_))[layer]
+    curvature = opened_.block(layer, target)
+    return list(analyze(curvature, opened_.spec, layer, names, **changed)), names
+
+
+def twice_block(spec, weights, x, target, scored=None):
+    """The dense Hessian of a plain block's mean squared error, and the gradient-free output it starts from."""
+    keep = torch.ones(x.shape[:2], dtype=torch.bool)
+    scored = keep if scored is None else scored
+
+    def loss(flat_weights):
+        out = reference.output(spec, unflat(flat_weights, weights), x, keep)
+        return mse_loss(out[scored], target[scored])
+
+    return twice(loss, flat(weights.values()))[1]
+
+
+def definitions(matrix, symmetric):
+    """All that a row says, by numpy, from the words of the documentation."""
+    matrix = matrix.numpy()
+    values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.svd(matrix, compute_uv=False)
+    sizes = np.abs(values)
+    share = sizes[sizes > 1e-11 * sizes.max()] / sizes.sum()
+    return {
+        "frobenius": np.sqrt((matrix**2).sum()),
+        "spectral_norm": sizes.max(),
+        "condition": share.max() / share.min(),
+        "spectral_entropy": -(share * np.log(share)).sum(),
+        "trace": matrix.trace() if symmetric else None,
+        "lambda_max": values.max() if symmetric else None,
+        "lambda_min": values.min() if symmetric else None,
+        "negative_mass": sizes[values < 0].sum() / sizes.sum() if symmetric else None,
+    }
+
+
+@pytest.mark.parametrize("target", ["input", "zero"])
+@pytest.mark.parametrize("text", SPECS.values(), ids=SPECS.keys())
+def test_every_number_is_that_of_the_dense_hessian_by_double_backward(tmp_path, text, target):
+    p = opened(tmp_path, text)
+    found, names = rows_of(p, target=target)
+    weights = {name: p.parameters[name] for name in names}
+    x = torch.cat([batch.constants["input"] for batch in p.batches])
+    dense = twice_block(p.spec, weights, x, x if target == "input" else torch.zeros_like(x))
+    at, start = {"block": slice(None)}, 0
+    for name, weight in weights.items():
+        at[name.removeprefix("blocks.0.")] = slice(start, start + weight.numel())
+        start += weight.numel()
+    full = [row for row in found if row.part == "full"]
+    assert len(full) == len(names) * (len(names) + 1) // 2 + 1 == count(names) / 3
+    told = 0
+    for row in full:
+        assert row.exact
+        assert row.converged
+        matrix, symmetric = dense[at[row.row], at[row.column]], row.row == row.column
+        assert (row.n_rows, row.n_columns) == matrix.shape
+        if row.note:
+            assert row.note == "no curvature beyond rounding"
+            assert ".k.bias" in row.row + row.column or matrix.norm() < 1e-13 * dense.norm()
+            assert row.condition is row.spectral_entropy is row.negative_mass is None
+            assert float(matrix.norm()) < 1e-13 * float(dense.norm())
+            continue
+        wanted = definitions(matrix, symmetric)
+        for name in ("spectral_norm", "lambda_max", "lambda_min"):
+            if wanted[name] is not None:
+                error = getattr(row, f"{name}_error")
+                assert abs(getattr(row, name) - wanted[name]) <= error
+                assert error < 2e-11 * wanted["spectral_norm"] + 1e-12 * float(dense.norm())
+        for name in ("frobenius", "trace", "spectral_entropy", "negative_mass"):
+            assert getattr(row, name) == (wanted[name] and pytest.approx(wanted[name], rel=1e-9, abs=1e-9))
+        if wanted["condition"] < 1e6:
+            assert row.condition == pytest.approx(wanted["condition"], rel=1e-5)
+            told += 1
+    assert told > len(full) / 4
+
+
+@pytest.mark.parametrize("text", SPECS.values(), ids=SPECS.keys())
+def test_pairs_add_up_to_the_whole_and_parts_to_the_full(tmp_path, text):
+    found, names = rows_of(opened(tmp_path, text))
+    for part in blocks.PARTS:
+        pairs = [row for row in found if row.part == part and row.row != "block"]
+        (whole,) = (row for row in found if row.part == part and row.row == "block")
+        squares = sum(row.frobenius**2 * (1 if row.row == row.column else 2) for row in pairs)
+        assert squares == pytest.approx(whole.frobenius**2, rel=1e-12)
+        traces = [row.trace for row in pairs if row.row == row.column]
+        assert sum(traces) == pytest.approx(whole.trace, abs=1e-12 * whole.frobenius * len(names))
+        assert all(row.trace is None for row in pairs if row.row != row.column)
+    by_part = {part: {(r.row, r.column): r for r in found if r.part == part} for part in blocks.PARTS}
+    for place, row in by_part["full"].items():
+        if row.trace is not None:
+            parts = by_part["outer"][place].trace + by_part["functional"][place].trace
+            assert row.trace == pytest.approx(parts, abs=1e-12 * by_part["full"]["block", "block"].frobenius)
+    assert {row.negative_mass for row in by_part["outer"].values()} <= {0.0, None}
+
+
+def test_outer_is_gauss_newton(tmp_path):
+    p = opened(tmp_path, "")
+    found, names = rows_of(p)
+    weights = {name: p.parameters[name] for name in names}
+    x = torch.cat([batch.constants["input"] for batch in p.batches])
+    keep = torch.ones(x.shape[:2], dtype=torch.bool)
+
+    def output(flat_weights):
+        return reference.output(p.spec, unflat(flat_weights, weights), x, keep).flatten()
+
+    jacobian = torch.func.jacfwd(output)(flat(weights.values()))
+    right = 2 / x.numel() * jacobian.T @ jacobian
+    (row,) = (row for row in found if row.part == "outer" and row.row == "block")
+    assert row.frobenius == pytest.approx(float(right.norm()), rel=1e-12)
+    assert row.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(right)[-1]), rel=1e-11)
+
+
+def test_where_it_is_too_large_only_the_ends_are_told_within_their_errors(tmp_path, monkeypatch):
+    p = opened(tmp_path, "heads: 2\n")
+    exact, _ = rows_of(p)
+    monkeypatch.setattr(blocks, "EXACT_UP_TO", 3)
+    told, _ = rows_of(p)
+    assert len(told) == len(exact)
+    for row, right in zip(told, exact, strict=True):
+        assert (row.row, row.column, row.part) == (right.row, right.column, right.part)
+        assert not row.exact
+        assert row.condition is row.spectral_entropy is row.negative_mass is None
+        assert row.frobenius == pytest.approx(right.frobenius, rel=1e-7, abs=1e-12)
+        if right.note:
+            assert row.note == right.note
+            continue
+        assert row.note == "too large for its whole spectrum"
+        assert row.converged
+        assert row.trace == (right.trace and pytest.approx(right.trace, rel=1e-10, abs=1e-12))
+        for name in ("spectral_norm", "lambda_max", "lambda_min"):
+            value, wanted = getattr(row, name), getattr(right, name)
+            assert (value is None) == (wanted is None)
+            if wanted is not None:
+                error = getattr(row, f"{name}_error")
+                assert abs(value - wanted) <= error + 1e-11 * right.spectral_norm
+                assert error <= 1.1e-3 * right.spectral_norm
+
+
+def test_what_has_not_converged_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "EXACT_UP_TO", 3)
+    monkeypatch.setattr("hesscore.spectrum.ends.EXACT_UP_TO", 3)
+    monkeypatch.setattr("hesscore.spectrum.ends.MAX_STEPS", 3)
+    p = opened(tmp_path, "")
+    exact = [row for row in rows_of(p)[0] if row.row == "block"]
+    for row in exact:
+        assert not row.converged
+        assert row.note == "too large for its whole spectrum; not converged"
+        assert row.lambda_max_error > 1e-3 * row.spectral_norm
+
+
+# --- the real input ---
+
+
+def nanogpt(tmp_path, tokens=9):
+    state = reference_nanogpt.state_dict(ARGS)
+    torch.save({"model": state, "model_args": ARGS}, tmp_path / "model.pt")
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 11, 30))
+    return open_blocks(tmp_path / "model.pt", tmp_path / "ids.npy", max_tokens=tokens), state
+
+
+@pytest.mark.parametrize("target", ["input", "zero", "random"])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_block_of_a_checkpoint_is_taken_at_its_real_input(tmp_path, layer, target):
+    """Nine tokens are a whole window, and half of one of which the rest weighs nothing."""
+    p, state = nanogpt(tmp_path)
+    data = read_data(tmp_path / "ids.npy", 11, 6, 9)
+    scored = data.targets != -100
+    assert (scored.numel(), int(scored.sum())) == (12, 9)
+    x = state["transformer.wte.weight"][data.tokens] + state["transformer.wpe.weight"]
+
+    def block(layer, x):
+        h = f"transformer.h.{layer}."
+        x = x + reference_nanogpt._attention(state, h, reference_nanogpt._norm(state, f"{h}ln_1", x), 2)
+        return x + reference_nanogpt._mlp(state, h, reference_nanogpt._norm(state, f"{h}ln_2", x))
+
+    for before in range(layer):
+        x = block(before, x)
+    curvature = p.block(layer, target, seed=3)
+    (point,) = curvature.points
+    assert torch.allclose(point.leaves["input"], x, rtol=1e-13, atol=1e-13)
+    aim = {"input": x, "zero": torch.zeros_like(x), "random": point.leaves["target"]}[target]
+    assert float(curvature.loss) == pytest.approx(float(mse_loss(block(layer, x)[scored], aim[scored])), rel=1e-12)
+    if target == "random":
+        assert abs(float(aim.mean())) < 0.5
+        assert 0.5 < float(aim.std()) < 1.5
+        again, other = (p.block(layer, target, seed).points[0].leaves["target"] for seed in (3, 4))
+        assert torch.equal(aim, again)
+        assert not torch.equal(aim, other)
+        return
+    weights = {name.replace(f".{layer}.", ".0."): p.parameters[name] for name in by_layer(select(p))[layer]}
+    dense = twice_block(alone(p.spec), weights, x, aim, scored)
+    found, _ = rows_of(p, layer, target)
+    (whole,) = (row for row in found if (row.row, row.part) == ("block", "full"))
+    assert whole.layer == layer
+    assert whole.frobenius == pytest.approx(float(dense.norm()), rel=1e-11)
+    assert whole.lambda_min == pytest.approx(float(torch.linalg.eigvalsh(dense)[0]), abs=1e-10 * float(dense.norm()))
+
+
+def test_parts_of_the_data_change_nothing(tmp_path, monkeypatch):
+    one, _ = nanogpt(tmp_path)
+    monkeypatch.setattr(problem, "CACHED_ELEMENTS", 1)
+    many, _ = nanogpt(tmp_path)
+    assert len(many.batches) == 2
+    whole, parted = (p.block(1).points[0].leaves for p in (one, many))
+    for name in ("input", "weights"):
+        assert torch.allclose(whole[name], parted[name], rtol=1e-13, atol=1e-13)
+
+
+def test_a_selection_holds_the_pairs_of_what_is_selected(tmp_path):
+    p, _ = nanogpt(tmp_path)
+    everything = {(r.row, r.column, r.part): r for r in rows_of(p, 1)[0]}
+    names = by_layer(select(p, "1", "attn.k,mlp.down"))[1]
+    found = list(analyze(p.block(1), p.spec, 1, names))
+    assert len(found) == count(names) == 3 * (10 + 1)
+    for row in found:
+        if row.row != "block":
+            right = everything[row.row, row.column, row.part]
+            assert row.frobenius == pytest.approx(right.frobenius, rel=1e-10, abs=1e-14)
+    with pytest.raises(UsageError, match="what is selected lies in no block"):
+        by_layer(select(p, None, "embed.*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "one"), [("", True), ("layers: 2\n", False), ("vocab: 9\n", False)], ids=["block", "stack", "model"]
+)
+def test_a_spec_is_a_block_if_it_has_one_layer_and_no_vocabulary(tmp_path, text, one):
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"d_model: 4\nd_ff: 6\n{text}")
+    assert is_block(path) == one
+    assert not is_block(CHECKPOINT)
+
+
+def test_blocks_of_a_stack_without_vocabulary(tmp_path):
+    p = opened(tmp_path, "layers: 2\n")
+    first = p.block(0).points[0].leaves["input"]
+    keep = torch.ones(first.shape[:2], dtype=torch.bool)
+    after = reference.output(alone(p.spec), dict(p.parameters), first, keep)
+    assert torch.allclose(p.block(1).points[0].leaves["input"], after, rtol=1e-13, atol=1e-13)
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize("text", SPECS.values(), ids=SPECS.keys())
+def test_the_size_is_not_foretold_too_low(tmp_path, text):
+    p = opened(tmp_path, text)
+    curvature = p.block(0)
+    parts = {name.removeprefix("blocks.0.").rpartition(".")[0] for name in curvature.parameters}
+    stored: dict[int, int] = {}
+    for term in block_hessian(curvature, p.spec).terms:
+        for tensor in (term.maps, term.phi, term.psi):
+            assert isinstance(tensor, Tensor)
+            stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    assert sum(stored.values()) / 2 < 8 * kept(p.spec, parts, 6, 3) < 40 * sum(stored.values())
+
+
+def test_what_does_not_fit_is_refused_with_what_does(tmp_path, monkeypatch):
+    p, _ = nanogpt(tmp_path, tokens=25)
+    layers = by_layer(select(p))
+    check(p, layers)
+    sizes = [memory.free()]
+    monkeypatch.setattr(memory, "free", lambda: sizes[0])
+    fit = 0
+    for megabytes in (1, 16, 24, 40):
+        sizes[0] = megabytes * 2**20
+        try:
+            check(p, layers)
+        except InputError as error:
+            fit = max(
+                fit, int(str(error).partition(" tokens fit")[0].rpartition(" ")[2] if "tokens fit" in str(error) else 0)
+            )
+    assert fit > 0
+    sizes[0] = 1000
+    with pytest.raises(InputError, match="no token fits; select --components to take less, or --scope model"):
+        check(p, layers)
+
+
+# --- the report ---
+
+
+def report_of(p, found, names):
+    return BlockReport(p, {0: 0.5}, {"seed": 0, "scope": "block", "target": "input"}, names, found)
+
+
+def test_csv_and_json_hold_the_same_columns_and_what_was_skipped(tmp_path):
+    p = opened(tmp_path, "")
+    found, names = rows_of(p)
+    report = report_of(p, found, names)
+    content = strict(report.to_json())
+    assert tuple(content["rows"][0]) == tuple(report.frame.columns) == tuple(asdict(found[0])) == blocks.COLUMNS
+    assert (content["loss"], content["scope"], content["target"], content["skipped"]) == (
+        {"0": 0.5},
+        "block",
+        "input",
+        {},
+    )
+    assert len(report.to_csv().splitlines()) == len(found) + 1
+    cut = report_of(p, found[:-2], names)  # the last pair of the last part is missing
+    assert cut.skipped == {names[-1]: "interrupted"}
+    assert set(report_of(p, found, names[:2]).skipped.values()) <= {"not selected", "interrupted"}
+
+
+def row(a, b, part, frobenius, note=""):
+    return BlockRow(0, a, b, part, 2, 2, frobenius=frobenius, note=note)
+
+
+def test_the_picture_has_a_panel_for_each_part_and_a_label_for_each_parameter():
+    found = [row("w", "w", part, 1.0) for part in blocks.PARTS] + [row("v", "w", "full", 1e-30, blocks.FLAT)]
+    svg = draw(found, "title", "x.svg").decode()
+    for word in ("title", "block 0: full", "block 0: outer", "block 0: functional", "Frobenius norm", ">w<"):
+        assert word in svg
+    assert svg == draw(found, "title", "x.svg").decode()
+    assert draw(found, "title", "x.PNG").startswith(b"\x89PNG")
+    assert draw(found[-1:], "nothing but rounding", "x.svg")
+
+
+def test_the_sample_block_is_the_papers():
+    assert is_block(ROOT / "configs/blocks/paper-block.yaml")
+    assert open_blocks(CHECKPOINT, VAL).provenance["max_tokens"] == 256
