@@ -87,7 +87,7 @@ def test_attention_and_the_block(name, part):
     if part == "residual1":
         weights |= {name: torch.zeros_like(weight) for name, weight in weights.items() if ".mlp.down." in name}
     curvature = Curvature(model(spec), inputs(spec, **data) | weights)
-    found = block_jacobian(curvature, spec, f"blocks.0.{part}")
+    found = block_jacobian(curvature.points[0], spec, f"blocks.0.{part}")
     dense, start = found.dense(), 0
     for parameter in curvature.parameters:
         columns = slice(start, start := start + weights[parameter].numel())

@@ -12,6 +12,7 @@ from torch.func import grad, jacfwd, jacrev
 from hesscore.bench.drawn import named
 from hesscore.bench.plain import Plain, Weights, flat, hessian_by_rows, of_flat
 from hesscore.bench.timing import TOLERANCE, Case, Contestant, writing
+from hesscore.chain import Point
 from hesscore.components.squared_error import SquaredError
 from hesscore.curvature import Curvature, inner
 from hesscore.explicit.block import block_hessian, block_jacobian
@@ -47,11 +48,19 @@ class _Attention:
         self.plain = Plain(spec)
         self.size = f"{length} tokens, d {d}, {spec.heads} heads, {named(dtype)}"
 
+    def leaves(self) -> dict[str, Tensor]:
+        return self.weights | inputs(self.spec, self.x, self.target)
+
+    def point(self) -> Point:
+        g = Graph()
+        attention(g, NAME, g.constant("input"), self.spec)
+        return Point(g, self.leaves())
+
     def curvature(self) -> Curvature:
         g = Graph()
         y = attention(g, NAME, g.constant("input"), self.spec)
         g.apply("loss", SquaredError(), y, g.constant("target"), g.constant("weights"))
-        return Curvature(g, self.weights | inputs(self.spec, self.x, self.target))
+        return Curvature(g, self.leaves())
 
     def jacobian_case(self, part: str) -> Case:
         name = f"{NAME}.{part}.weight"
@@ -59,7 +68,7 @@ class _Attention:
         outputs = self.x.numel()
 
         def structured() -> TokenJacobian:
-            return block_jacobian(self.curvature(), self.spec, f"{NAME}.o", [f"attn.{part}"])
+            return block_jacobian(self.point(), self.spec, f"{NAME}.o", [f"attn.{part}"])
 
         def plain(w: Tensor) -> Tensor:
             return self.plain.attention(self.weights | {name: w}, NAME, self.x)

@@ -34,7 +34,7 @@ def _jacobian(spec: Spec) -> Case:
     outputs = drawn.data.numel()
 
     def structured() -> TokenJacobian:
-        return block_jacobian(drawn.curvature(), spec, "blocks.0.residual2")
+        return block_jacobian(drawn.point(), spec, "blocks.0.residual2")
 
     def matrix(found: Tensor) -> Tensor:
         return found.reshape(outputs, -1)

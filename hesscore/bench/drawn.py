@@ -7,10 +7,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hesscore.bench.plain import Plain, Weights
+from hesscore.chain import Point
 from hesscore.curvature import Curvature
 from hesscore.problem import split
 from hesscore.spec import Spec
-from hesscore.wiring.model import model, parameters
+from hesscore.wiring.model import inputs, model, parameters
 
 
 class Drawn:
@@ -40,6 +41,9 @@ class Drawn:
         if self.spec.vocab is None:
             return (found - self.target).square().mean()  # forward over reverse fails on F.mse_loss
         return F.cross_entropy(found.flatten(0, 1), self.target.flatten())
+
+    def point(self) -> Point:
+        return Point(model(self.spec), self.weights | inputs(self.spec, self.data, self.target))
 
     def curvature(self) -> Curvature:
         return Curvature(model(self.spec), self.weights, split(self.spec, self.data, self.target))

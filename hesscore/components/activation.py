@@ -4,77 +4,101 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Generator, Tensor
 
 from hesscore.component import Component, Cotangents, Example, Needs, Norms, Tangents, randn
 
-Triple = tuple[Tensor, Tensor, Tensor]
-
-
-def relu(x: Tensor) -> Triple:
-    """``f'' = 0`` almost everywhere; at the kink we take ``f' = 0``, as autograd does."""
-    on = (x > 0).to(x.dtype)
-    return x * on, on, torch.zeros_like(x)
-
-
-def relu_squared(x: Tensor) -> Triple:
-    """``max(x, 0)^2``; ``f''`` jumps from 0 to 2 at the origin, where we take 0."""
-    on = (x > 0).to(x.dtype)
-    r = x * on
-    return r * r, 2 * r, 2 * on
-
-
-def gelu(x: Tensor) -> Triple:
-    """``x Phi``; ``f' = Phi + x phi``, ``f'' = (2 - x^2) phi``."""
-    cdf = 0.5 * (1 + torch.erf(x / sqrt(2)))
-    pdf = torch.exp(-0.5 * x * x) / sqrt(2 * pi)
-    return x * cdf, cdf + x * pdf, (2 - x * x) * pdf
-
-
-def gelu_tanh(x: Tensor) -> Triple:
-    """``x (1 + t)/2`` with ``t = tanh(u)``, ``u = sqrt(2/pi) (x + 0.044715 x^3)``."""
-    b, c = sqrt(2 / pi), 0.044715
-    t = torch.tanh(b * x * (1 + c * x * x))
-    du, ddu = b * (1 + 3 * c * x * x), 6 * b * c * x
-    dt = (1 - t * t) * du
-    ddt = (1 - t * t) * ddu - 2 * t * dt * du
-    return 0.5 * x * (1 + t), 0.5 * (1 + t + x * dt), dt + 0.5 * x * ddt
-
-
-def silu(x: Tensor) -> Triple:
-    """``x sigma``; ``f' = sigma + x sigma'``, ``f'' = 2 sigma' + x sigma''``."""
-    sigma = torch.sigmoid(x)
-    slope = sigma * (1 - sigma)
-    return x * sigma, sigma + x * slope, slope * (2 + x * (1 - 2 * sigma))
-
-
-def tanh(x: Tensor) -> Triple:
-    """``f' = 1 - t^2``, ``f'' = -2 t (1 - t^2)``."""
-    t = torch.tanh(x)
-    slope = 1 - t * t
-    return t, slope, -2 * t * slope
+Function = Callable[[Tensor], Tensor]
 
 
 class Facts(NamedTuple):
-    """A function with the largest ``|f'|`` and ``|f''|`` over the real line (infinite where unbounded)."""
+    """``f``, ``f'`` and ``f''``, with the largest ``|f'|`` and ``|f''|`` over the real line (infinite if unbounded)."""
 
-    triple: Callable[[Tensor], Triple]
+    value: Function
+    slope: Function
+    bend: Function
     max_slope: float
     max_bend: float
 
 
+def step(x: Tensor) -> Tensor:
+    """1 where ``x`` is positive, else 0: the slope of ReLU, at whose kink we take 0, as autograd does."""
+    return x.sign().clamp(min=0)
+
+
+def normal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``Phi`` and ``phi``, the distribution and density of the standard normal."""
+    return 0.5 * (1 + torch.erf(x / sqrt(2))), torch.exp(-0.5 * x * x) / sqrt(2 * pi)
+
+
+def gelu_slope(x: Tensor) -> Tensor:
+    """Of ``x Phi``: ``Phi + x phi``."""
+    cdf, pdf = normal(x)
+    return cdf + x * pdf
+
+
+def gelu_bend(x: Tensor) -> Tensor:
+    """``(2 - x^2) phi``"""
+    return (2 - x * x) * normal(x)[1]
+
+
+def gelu_tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``t = tanh(u)``, ``t'`` and ``t''`` for ``u = sqrt(2/pi) (x + 0.044715 x^3)``; GELU is ``x (1 + t)/2``."""
+    b, c = sqrt(2 / pi), 0.044715
+    t = torch.tanh(b * x * (1 + c * x * x))
+    du, ddu = b * (1 + 3 * c * x * x), 6 * b * c * x
+    dt = (1 - t * t) * du
+    return t, dt, (1 - t * t) * ddu - 2 * t * dt * du
+
+
+def gelu_tanh_slope(x: Tensor) -> Tensor:
+    t, dt, _ = gelu_tanh_parts(x)
+    return 0.5 * (1 + t + x * dt)
+
+
+def gelu_tanh_bend(x: Tensor) -> Tensor:
+    _, dt, ddt = gelu_tanh_parts(x)
+    return dt + 0.5 * x * ddt
+
+
+def silu_slope(x: Tensor) -> Tensor:
+    """Of ``x sigma``: ``sigma + x sigma'``, with ``sigma' = sigma (1 - sigma)``."""
+    sigma = torch.sigmoid(x)
+    return sigma + x * sigma * (1 - sigma)
+
+
+def silu_bend(x: Tensor) -> Tensor:
+    """``sigma' (2 + x (1 - 2 sigma))``"""
+    sigma = torch.sigmoid(x)
+    return sigma * (1 - sigma) * (2 + x * (1 - 2 * sigma))
+
+
+def tanh_slope(x: Tensor) -> Tensor:
+    return 1 - torch.tanh(x).square()
+
+
+def tanh_bend(x: Tensor) -> Tensor:
+    t = torch.tanh(x)
+    return -2 * t * (1 - t * t)
+
+
 ACTIVATIONS = {
-    "relu": Facts(relu, 1.0, 0.0),
-    "relu_squared": Facts(relu_squared, float("inf"), 2.0),
-    "gelu": Facts(gelu, 1.1289042, 2 / sqrt(2 * pi)),
-    "gelu_tanh": Facts(gelu_tanh, 1.1289931, 2 / sqrt(2 * pi)),
-    "silu": Facts(silu, 1.0998394, 0.5),
-    "tanh": Facts(tanh, 1.0, 4 / (3 * sqrt(3))),
+    "relu": Facts(F.relu, step, torch.zeros_like, 1.0, 0.0),
+    # f'' jumps from 0 to 2 at the origin, where we take 0
+    "relu_squared": Facts(lambda x: F.relu(x).square(), lambda x: 2 * F.relu(x), lambda x: 2 * step(x), inf, 2.0),
+    "gelu": Facts(F.gelu, gelu_slope, gelu_bend, 1.1289042, 2 / sqrt(2 * pi)),
+    "gelu_tanh": Facts(
+        lambda x: F.gelu(x, approximate="tanh"), gelu_tanh_slope, gelu_tanh_bend, 1.1289931, 2 / sqrt(2 * pi)
+    ),
+    "silu": Facts(F.silu, silu_slope, silu_bend, 1.0998394, 0.5),
+    "tanh": Facts(torch.tanh, tanh_slope, tanh_bend, 1.0, 4 / (3 * sqrt(3))),
 }
+"""By name.  ReLU has no curvature almost everywhere."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +110,8 @@ class Activation(Component):
     kind = "activation"
 
     def value(self, x: Tensor) -> tuple[Tensor, Any]:
-        y, slope, bend = ACTIVATIONS[self.name].triple(x)
-        return y, (slope, bend)
+        f = ACTIVATIONS[self.name]
+        return f.value(x), (f.slope(x), f.bend(x))
 
     def jvp(self, kept: Any, tangents: Tangents) -> Tensor:
         return kept[0] * tangents[0]
@@ -102,7 +126,9 @@ class Activation(Component):
         return (bent * tangents[0],)
 
     def pull(self, kept: Any, cotangent: Tensor, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
-        return ((bent * tangents[0]).addcmul_(kept[0], cotangent),)
+        (curved,) = self.curvature(kept, bent, tangents, needs)
+        assert curved is not None
+        return (curved.addcmul_(kept[0], cotangent),)
 
     def norms(self, kept: Any) -> Norms:
         slope, bend = kept

@@ -38,16 +38,6 @@ class Hadamard(Component):
             unbroadcast(bent * da, b.shape) if needs[1] and da is not None else None,
         )
 
-    def pull(self, kept: Any, cotangent: Tensor, bent: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
-        (a, b), (da, db) = kept, tangents
-        left = right = None
-        if needs[0]:
-            left = cotangent * b if db is None else (bent * align(db, a.ndim)).addcmul_(cotangent, b)
-        if needs[1]:
-            right = cotangent * a
-            right = unbroadcast(right if da is None else right.addcmul_(bent, da), b.shape)
-        return left, right
-
     def norms(self, kept: Any) -> Norms:
         a, b = kept
         spread = unbroadcast(a.square()[None], b.shape).max().sqrt()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -55,21 +56,16 @@ class RMSNorm(Component):
     def jacobian(self, kept: Any) -> Tensor:
         """``(P - y y^T/d) / s`` for each token, ``(..., d, d)``."""
         y, scale = kept
-        d = y.shape[-1]
-        outer = (y / -d)[..., :, None] * y[..., None, :]
-        return (outer + self.projector(y)).mul_(scale[..., None])
+        along = torch.addcmul(projector(self, y), y.unsqueeze(-1), y.unsqueeze(-2), value=-1 / y.shape[-1])
+        return along.mul_(scale.unsqueeze(-1))
 
     def hessian(self, kept: Any) -> Tensor:
         """``D^2 y`` for each token, ``(..., d, d, d)``: output, and the two inputs."""
         y, scale = kept
-        d, p = y.shape[-1], self.projector(y)
+        d, p = y.shape[-1], projector(self, y)
         a, b, c = y[..., :, None, None], y[..., None, :, None], y[..., None, None, :]
         turned = b * p[:, None, :] + c * p[:, :, None] + a * p
         return (turned - (3 / d) * a * b * c) * (-scale[..., None, None].square() / d)
-
-    def projector(self, like: Tensor) -> Tensor:
-        """``P`` as a matrix."""
-        return self.project(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device))
 
     def norms(self, kept: Any) -> Norms:
         """``|J| <= 1/s``; curvature ``<= (2/sqrt 3) / (s^2 sqrt d)`` (derived for eps = 0, checked for eps > 0)."""
@@ -82,3 +78,13 @@ class RMSNorm(Component):
         yield cls(), (randn(rng, 2, 4),)
         yield cls(eps=0.5), (3 * randn(rng, 2, 3, 5) + 1,)
         yield cls(eps=0.0), (randn(rng, 1, 2, 3),)
+
+
+def projector(norm: RMSNorm, like: Tensor) -> Tensor:
+    """``P`` as a matrix; not to be written to."""
+    return _projector(norm, like.shape[-1], like.dtype, like.device)
+
+
+@lru_cache(maxsize=8)
+def _projector(norm: RMSNorm, d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return norm.project(torch.eye(d, dtype=dtype, device=device))

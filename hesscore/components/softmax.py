@@ -47,9 +47,10 @@ class Softmax(Component):
         return (self.apply_jacobian(kept[0], self.jvp(kept, tangents).mul_(centred)),)
 
     def pull(self, kept: Any, cotangent: Tensor, centred: Tensor, tangents: Tangents, needs: Needs) -> Cotangents:
-        a, peak = kept
-        weighted = self.jvp(kept, tangents).mul_(centred).addcmul_(a, cotangent)
-        return (balance(self.apply_jacobian(a, weighted), peak),)
+        """``J`` applied to both at once: it leaves the curvature alone, whose rows sum to zero."""
+        (a, peak), (curved,) = kept, self.curvature(kept, centred, tangents, needs)
+        assert curved is not None
+        return (balance(self.apply_jacobian(a, curved.addcmul_(a, cotangent)), peak),)
 
     def norms(self, kept: Any) -> Norms:
         """``|J| <= max_i 2 a_i (1 - a_i)`` (Gershgorin) and ``<= max a``.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +12,8 @@ from hesscore.explicit.kronecker import Place
 from hesscore.explicit.tokens import Factor, TokenJacobian
 
 
-@dataclass(frozen=True)
-class FeedForward:
-    """``y = f(x U + b) D + c`` on tokens ``x (N, d)``, with ``U (d, h)`` and ``D (h, z)``.
-
-    Only what a Jacobian needs is computed, at its first use.
-    """
+class FeedForward(NamedTuple):
+    """``y = f(x U + b) D + c`` on tokens ``x (N, d)``, with ``U (d, h)`` and ``D (h, z)``."""
 
     x: Tensor
     up: Tensor
@@ -26,11 +21,9 @@ class FeedForward:
     activation: str
     up_bias: Tensor | None = None
 
-    @cached_property
-    def point(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``f``, ``f'`` and ``f''`` at the hidden units, ``(N, h)`` each."""
-        before = self.x @ self.up if self.up_bias is None else torch.addmm(self.up_bias, self.x, self.up)
-        return ACTIVATIONS[self.activation].triple(before)
+    def hidden(self) -> Tensor:
+        """``x U + b``, ``(N, h)``."""
+        return self.x @ self.up if self.up_bias is None else torch.addmm(self.up_bias, self.x, self.up)
 
     def by_up(self) -> TokenJacobian:
         """``dy_n/dU = x_n^T (x) D^T diag(f'_n)``."""
@@ -38,13 +31,14 @@ class FeedForward:
 
     def by_up_bias(self) -> Tensor:
         """``D^T diag(f'_n)``, ``(N, z, h)``."""
-        return self.point[1][:, None, :] * self.down.T.contiguous()  # or the product would be laid out as the transpose
+        slope = ACTIVATIONS[self.activation].slope(self.hidden())
+        return slope.unsqueeze(1) * self.down.T.contiguous()  # or the product would be laid out as the transpose
 
     def by_down(self) -> TokenJacobian:
         """``dy_n/dD = f_n^T (x) I``."""
         z = self.down.shape[1]
         eye = torch.eye(z, dtype=self.x.dtype, device=self.x.device)
-        return _by_weight(self.point[0], eye.expand(len(self.x), z, z))
+        return _by_weight(ACTIVATIONS[self.activation].value(self.hidden()), eye.expand(len(self.x), z, z))
 
     def by_input(self) -> Tensor:
         """``D^T diag(f'_n) U^T``, ``(N, z, d)``."""
@@ -53,5 +47,5 @@ class FeedForward:
 
 def _by_weight(features: Tensor, maps: Tensor) -> TokenJacobian:
     """The Jacobian by one weight ``(p, m)``."""
-    (n, p), (z, m) = features.shape, maps.shape[1:]
+    (n, p), (_, z, m) = features.shape, maps.shape
     return TokenJacobian((n * z, p * m), [Factor(Place(0, (p, m), (m, 1)), features, maps)])

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import prod
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from hesscore.errors import UsageError
 
 TILE = 2**17
 """Elements of ``dense`` that are computed at once: 1 MiB in float64, which stays in the cache."""
+
+FRESH = 2**25
+"""Bytes from which memory comes fresh from the system each time; glibc keeps what is smaller for the next."""
 
 
 class Place(NamedTuple):
@@ -148,7 +152,7 @@ class KroneckerSum:
         """
         n, m = self.shape
         memory.check(n * m * self.dtype.itemsize, f"a dense matrix of {n} x {m}")
-        matrix = zeros(self.shape, self.dtype)
+        matrix = allocate(self.shape, self.dtype, "zeros")
 
         def fill(terms: Sequence[Term]) -> None:
             first = terms[0]
@@ -196,9 +200,12 @@ class KroneckerSum:
         return KroneckerSum((len(rows), len(columns)), self.dtype, terms)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros as numpy allocates them: in huge pages, as touching small ones is most of the time of a large matrix."""
-    return torch.from_numpy(np.zeros(shape, str(dtype).removeprefix("torch.")))
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, fill: Literal["zeros", "empty"]) -> Tensor:
+    """Memory for a matrix.  Where it is fresh, touching it takes most of the time, and least in numpy's huge pages."""
+    if prod(shape) * dtype.itemsize < FRESH:
+        return torch.zeros(shape, dtype=dtype) if fill == "zeros" else torch.empty(shape, dtype=dtype)
+    make = np.zeros if fill == "zeros" else np.empty
+    return torch.from_numpy(make(shape, str(dtype).removeprefix("torch.")))
 
 
 def _by_cells(terms: Iterable[Term]) -> list[list[Term]]:
@@ -212,12 +219,13 @@ def _by_cells(terms: Iterable[Term]) -> list[list[Term]]:
 def _within(place: Place, entries: range, features: Tensor) -> tuple[Place | None, Tensor, slice]:
     """The part of a place within ``entries``, which cut the matrix it is part of by rows; its features and outputs."""
     (p, feature), (m, output) = place.features, place.outputs
-    count, stride = max(place.features, place.outputs, key=lambda axis: axis[1])
+    by_feature = (feature, p) >= (output, m)  # which index runs over the rows: an axis of one may have any stride
+    count, stride = place.features if by_feature else place.outputs
     first = max(0, -(-(entries.start - place.start) // stride))
     stop = min(count, -(-(entries.stop - place.start) // stride))
     if first >= stop:
         return None, features, slice(0)
     start = place.start + first * stride - entries.start
-    if feature >= output:
+    if by_feature:
         return Place(start, (stop - first, feature), (m, output)), features[:, first:stop], slice(None)
     return Place(start, (p, feature), (stop - first, output)), features, slice(first, stop)

@@ -12,8 +12,8 @@ def norm_jacobian(norm: RMSNorm, x: Tensor, gain: Tensor | None = None) -> Tenso
 
     ``J_n = diag(gain) (P - y y^T/d) / s``.
     """
-    jacobian = norm.jacobian(norm.value(x)[1])
-    return jacobian if gain is None else jacobian.mul_(gain[:, None])
+    y, scale = norm.value(x)[1]
+    return norm.jacobian((y, scale if gain is None else scale * gain))  # a scale for each output
 
 
 def norm_hessian(norm: RMSNorm, x: Tensor, gain: Tensor | None = None) -> Tensor:

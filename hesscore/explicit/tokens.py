@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hesscore.explicit.kronecker import Place
+from hesscore.explicit.kronecker import Place, allocate
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:
     """``(N, a, b)`` as ``(N a, N b)``: a block for each token, zeros elsewhere."""
     n, a, b = blocks.shape
-    matrix = blocks.new_zeros(n, a, n, b)
-    matrix.diagonal(dim1=0, dim2=2).copy_(blocks.permute(1, 2, 0))
-    return matrix.view(n * a, n * b)
+    matrix = allocate((n * a, n * b), blocks.dtype, "zeros")
+    matrix.as_strided((n, a, b), (a * n * b + b, n * b, 1)).copy_(blocks)
+    return matrix
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """``phi_n^T (x) M_n`` at the columns ``by``: ``features (N, p)`` and ``maps (N, z, m)``."""
 
     by: Place
     features: Tensor
     maps: Tensor
 
-    @property
-    def product(self) -> Tensor:
-        """``(N, z, p, m)``"""
-        return self.features[:, None, :, None] * self.maps[:, :, None, :]
 
-
-@dataclass(frozen=True)
-class TokenJacobian:
+class TokenJacobian(NamedTuple):
     """``dY/d theta`` of outputs ``Y (N, z)`` by parameters, ``shape (N z, n)``: ``dY_n = sum_t phi_tn^T (x) M_tn``.
 
     A feature and a small map for each token are all that a weight does to it.
@@ -59,12 +52,15 @@ class TokenJacobian:
 
     def dense(self) -> Tensor:
         """``(N z, n)``."""
-        n, (tokens, z) = self.shape[1], self.factors[0].maps.shape[:2]
-        if len(self.factors) == 1:  # of one weight: written once, without zeros before it
-            return self.factors[0].product.reshape(self.shape)
-        matrix = self.factors[0].maps.new_zeros(self.shape)
-        for factor in self.factors:
-            (p, feature), (m, output) = factor.by.features, factor.by.outputs
-            target = matrix.as_strided((tokens, z, p, m), (z * n, n, feature, output), factor.by.start)
-            target += factor.product
+        n, (count, z) = self.shape[1], self.factors[0].maps.shape[:2]
+        whole = len(self.factors) == 1  # of one weight: written once, with nothing beside it
+        matrix = allocate(self.shape, self.factors[0].maps.dtype, "empty" if whole else "zeros")
+        for by, features, maps in self.factors:
+            (p, feature), (m, output) = by.features, by.outputs
+            target = matrix.as_strided((count, z, p, m), (z * n, n, feature, output), by.start)
+            features, maps = features.view(count, 1, p, 1), maps.unsqueeze(2)
+            if whole:
+                torch.mul(features, maps, out=target)
+            else:
+                target.addcmul_(features, maps)
         return matrix
