@@ -11,7 +11,7 @@ import typer
 from .blocks import analyze_blocks
 from .options import Components, Csv, Dtype, Json, Layers, MaxTokens, Quiet, Seed, Tokens
 from .process import keep_on_interrupt
-from .render import Measured, message, on_terminal, progress, show, table
+from .render import Measured, message, notes, on_terminal, progress, show, table
 
 if TYPE_CHECKING:
     from hesscore.analysis import Row
@@ -152,11 +152,7 @@ def _show(report: Report) -> None:
     )
     show("(n): error of the last digits; a bound for lambda, a standard error for trace.")
     show("The last five columns: what causes lambda_max, in percent; parts may cancel.")
-    notes: dict[str, list[str]] = {}
-    for row in report.rows:
-        if row.note:
-            notes.setdefault(row.note, []).append(_name(row))
-    show(*(f"{note}: {', '.join(names)}" for note, names in notes.items()))
+    notes((_name(row), row.note) for row in report.rows)
 
 
 def _causes(row: Row) -> dict[str, float]:

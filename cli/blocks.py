@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .process import keep_on_interrupt
-from .render import Measured, heat, message, on_terminal, progress, show, table
+from .render import Measured, heat, message, notes, on_terminal, progress, show, table
 
 if TYPE_CHECKING:
     from hesscore.blocks import BlockRow
@@ -80,6 +80,8 @@ def _show(report: BlockReport) -> None:
         return
     for layer in report.loss:
         _show_block(layer, [row for row in report.rows if row.layer == layer])
+    own = (row for row in report.rows if row.part == "full" and row.row == row.column)
+    notes((f"{row.layer}.{row.row}", row.note) for row in own)
     show("(n): error of the last digits. outer, functional: Frobenius norms of the two parts of the Hessian.")
     show("-: not to be had, see docs/report.md; all pairs, parts and digits: --csv, --json, --heatmap.")
 
@@ -87,7 +89,7 @@ def _show(report: BlockReport) -> None:
 def _show_block(layer: int, rows: list[BlockRow]) -> None:
     from hesscore.blocks import FLAT
 
-    norms = {(row.part, row.row, row.column): row.frobenius for row in rows}
+    own = {(row.part, row.row): row for row in rows if row.row == row.column}
     full = [row for row in rows if row.part == "full"]
     weights = [row.row for row in full if row.row == row.column and row.row.endswith(".weight")]
     logs = {(row.row, row.column): _log(row.frobenius) for row in full if row.note != FLAT}
@@ -100,11 +102,10 @@ def _show_block(layer: int, rows: list[BlockRow]) -> None:
         [
             (
                 f"{layer}.{row.row}",
-                Measured(row.frobenius),
-                *(Measured(norms.get((part, row.row, row.row))) for part in ("outer", "functional")),
+                *(_exact(own.get((part, row.row)), "frobenius") for part in ("full", "outer", "functional")),
                 Measured(row.lambda_max, row.lambda_max_error),
                 Measured(row.lambda_min, row.lambda_min_error),
-                Measured(row.trace),
+                _exact(row, "trace"),
                 None if row.condition is None else float(f"{row.condition:.2g}"),
                 None if row.spectral_entropy is None else Measured(row.spectral_entropy),
                 None if row.negative_mass is None else round(100 * row.negative_mass, 1),
@@ -114,6 +115,14 @@ def _show_block(layer: int, rows: list[BlockRow]) -> None:
         ],
         spare=("condition", "entropy", "neg %", "trace"),
     )
+
+
+def _exact(row: BlockRow | None, name: str) -> Measured:
+    """A number that is exact but for rounding; where there is nothing but rounding, its error is all of it."""
+    from hesscore.blocks import FLAT
+
+    value = getattr(row, name) if row else None
+    return Measured(value, abs(value) if value and row and row.note == FLAT else 0.0)
 
 
 def _log(norm: float | None) -> float | None:

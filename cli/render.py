@@ -81,6 +81,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Colle
         _plain_table(columns, cells, numeric)
 
 
+def notes(found: Iterable[tuple[str, str]]) -> None:
+    """Print each note once, with the names of all that it is of."""
+    names: dict[str, list[str]] = {}
+    for name, note in found:
+        if note:
+            names.setdefault(note, []).append(name)
+    show(*(f"{note}: {', '.join(of)}" for note, of in names.items()))
+
+
 def heat(labels: Sequence[str], values: Sequence[Sequence[float | None]]) -> None:
     """Print a square of numbers on a terminal, each on a shade of its own; a dot is none."""
     from rich.console import Console

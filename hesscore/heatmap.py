@@ -41,9 +41,9 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
     scale = LogNorm(max(min(norms, default=1.0), most * 10.0**-DECADES) * (1 - 1e-9), most)
     side = 1.2 + 0.2 * len(names)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hess", "font.size": 8}):
-        figure = Figure((3 * side + 2.2, len(layers) * (side + 0.3) + 0.9), layout="constrained")
+        figure = Figure((3 * side + 2.2, len(layers) * (side - 0.5) + 1.7), layout="constrained")
         figure.suptitle(title, fontsize=10)
-        panels = figure.subplots(len(layers), len(PARTS), sharey=True, squeeze=False)
+        panels = figure.subplots(len(layers), len(PARTS), sharex=True, sharey=True, squeeze=False)
         for line, layer in zip(panels, layers, strict=True):
             for panel, part in zip(line, PARTS, strict=True):
                 own = [row for row in pairs if (row.layer, row.part) == (layer, part)]
