@@ -40,8 +40,8 @@ def threads(parts: int) -> int:
 def working(parameters: int, parts: int, part: int, dtype: torch.dtype) -> int:
     """Bytes of a point and its products, where ``parts`` of the data keep ``part`` bytes each, beside the weights.
 
-    Each thread has a part in float64 before it is rounded, and works in up to two more, counting what the allocator does
-    not hand back.  Sums have a gradient a thread: in float64, as have the weights.
+    Each thread has a part in float64 before it is rounded, and works in up to two more, counting what the allocator
+    does not hand back.  Sums have a gradient a thread: in float64, as have the weights.
     """
     at_once = threads(parts)
     return part * parts + at_once * part * (2 + 8 // dtype.itemsize) + 8 * parameters * (2 + at_once)
