@@ -286,6 +286,7 @@ def test_an_asymmetric_hessian_is_found(monkeypatch):
 
     def wrong(self, *args):
         (curved,) = right(self, *args)
+        assert curved is not None
         return (curved * torch.linspace(1, 2, curved.shape[-1]),)
 
     monkeypatch.setattr(Softmax, "curvature", wrong)

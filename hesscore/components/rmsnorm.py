@@ -53,19 +53,26 @@ class RMSNorm(Component):
         across = torch.addcmul(dot(h, dx), along, c, value=-3 / y.shape[-1])
         return ((c * self.project(dx)).addcmul_(h, along).addcmul_(y, across),)
 
-    def jacobian(self, kept: Any) -> Tensor:
-        """``(P - y y^T/d) / s`` for each token, ``(..., d, d)``."""
+    def jacobian(self, kept: Any, gain: Tensor | float = 1.0) -> Tensor:
+        """``gain_a (P - y y^T/d)_ab / s`` for each token, ``(..., d, d)``."""
         y, scale = kept
-        along = torch.addcmul(projector(self, y), y.unsqueeze(-1), y.unsqueeze(-2), value=-1 / y.shape[-1])
-        return along.mul_(scale.unsqueeze(-1))
+        return self.across(y).mul_((scale * gain).unsqueeze(-1))
 
-    def hessian(self, kept: Any) -> Tensor:
-        """``D^2 y`` for each token, ``(..., d, d, d)``: output, and the two inputs."""
+    def hessian(self, kept: Any, gain: Tensor | float = 1.0) -> Tensor:
+        """``D^2 y`` for each token, ``(..., d, d, d)``: output, and the two inputs.
+
+        ``-gain_a (y_a Q_bc + y_b Q_ac + y_c Q_ab) / (d s^2)`` with ``Q = P - y y^T/d``.
+        """
         y, scale = kept
-        d, p = y.shape[-1], projector(self, y)
-        a, b, c = y[..., :, None, None], y[..., None, :, None], y[..., None, None, :]
-        turned = b * p[:, None, :] + c * p[:, :, None] + a * p
-        return (turned - (3 / d) * a * b * c) * (-scale[..., None, None].square() / d)
+        across, weight = self.across(y), scale.square() * gain / -y.shape[-1]
+        weighted = across * weight.unsqueeze(-1)
+        hessian = (weight * y)[..., :, None, None] * across[..., None, :, :]
+        hessian.addcmul_(y[..., None, :, None], weighted[..., :, None, :])
+        return hessian.addcmul_(y[..., None, None, :], weighted[..., :, :, None])
+
+    def across(self, y: Tensor) -> Tensor:
+        """``P - y y^T/d`` for each token, ``(..., d, d)``."""
+        return torch.addcmul(projector(self, y), y.unsqueeze(-1), y.unsqueeze(-2), value=-1 / y.shape[-1])
 
     def norms(self, kept: Any) -> Norms:
         """``|J| <= 1/s``; curvature ``<= (2/sqrt 3) / (s^2 sqrt d)`` (derived for eps = 0, checked for eps > 0)."""

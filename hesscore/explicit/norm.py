@@ -12,8 +12,7 @@ def norm_jacobian(norm: RMSNorm, x: Tensor, gain: Tensor | None = None) -> Tenso
 
     ``J_n = diag(gain) (P - y y^T/d) / s``.
     """
-    y, scale = norm.value(x)[1]
-    return norm.jacobian((y, scale if gain is None else scale * gain))  # a scale for each output
+    return norm.jacobian(norm.value(x)[1], 1.0 if gain is None else gain)
 
 
 def norm_hessian(norm: RMSNorm, x: Tensor, gain: Tensor | None = None) -> Tensor:
@@ -21,5 +20,4 @@ def norm_hessian(norm: RMSNorm, x: Tensor, gain: Tensor | None = None) -> Tensor
 
     ``-gain_a (y_b P_ac + y_c P_ab + y_a P_bc - 3 y_a y_b y_c/d) / (d s^2)``.
     """
-    hessian = norm.hessian(norm.value(x)[1])
-    return hessian if gain is None else hessian.mul_(gain[:, None, None])
+    return norm.hessian(norm.value(x)[1], 1.0 if gain is None else gain)
