@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,21 +67,23 @@ def product_case(spec: Spec) -> Case:
 
 
 class _Recorder(TorchDispatchMode):
-    """The shapes of all matrix products, ``(batch, rows, inner, columns)``."""
+    """All matrix products, with the very arrays: what is read from memory, or lies transposed, takes longer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[tuple[int, int, int, int]] = []
+        self.products: list[Run] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm_.default):
-            x, y = args[-2:]
-            self.shapes.append((*x.shape, y.shape[2]))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bmm.default:
+            self.products.append(partial(torch.bmm, *args, out=result))
+        elif func is torch.ops.aten.baddbmm_.default:
+            self.products.append(partial(Tensor.baddbmm_, *args))
+        return result
 
 
 def _matrix_products(drawn: Drawn) -> Run:
-    """The matrix products of one ``H v`` alone, on arrays that are there already, part by part as the product goes."""
+    """The matrix products of one ``H v`` alone, part by part as the product goes; all of their arrays are kept."""
     curvature = drawn.curvature()
     graph = curvature.graph
     seeds = {graph.index[name]: tangent[None] for name, tangent in drawn.tangent.items()}
@@ -88,18 +91,11 @@ def _matrix_products(drawn: Drawn) -> Run:
     for point in curvature.points:
         with _Recorder() as recorder:
             chain.product(point, seeds, set(graph.parameter_positions), graph.curved)
-        parts.append(recorder.shapes)
-    rng = torch.Generator().manual_seed(0)
-    arrays = {
-        shape: (torch.randn(b, m, k, generator=rng), torch.randn(b, k, n, generator=rng), torch.empty(b, m, n))
-        for shape in {shape for part in parts for shape in part}
-        for b, m, k, n in [shape]
-    }
+        parts.append(recorder.products)
 
-    def replay(part: list[tuple[int, int, int, int]]) -> None:
-        for shape in part:
-            x, y, out = arrays[shape]
-            torch.bmm(x, y, out=out)
+    def replay(part: list[Run]) -> None:
+        for run in part:
+            run()
 
     workers = pool(len(parts))
     return lambda: list(workers.map(replay, parts))
