@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +23,6 @@ from hesscore.errors import UsageError
 
 TILE = 2**17
 """Elements of ``dense`` that are computed at once: 1 MiB in float64, which stays in the cache."""
-
-FRESH = 2**25
-"""Bytes from which memory comes fresh from the system each time; glibc keeps what is smaller for the next."""
 
 
 class Place(NamedTuple):
@@ -152,7 +147,11 @@ class KroneckerSum:
         """
         n, m = self.shape
         memory.check(n * m * self.dtype.itemsize, f"a dense matrix of {n} x {m}")
-        matrix = allocate(self.shape, self.dtype, "zeros")
+        groups = _by_cells(self.terms)
+        covered = sum(terms[0].numel * (1 + terms[0].mirrored) for terms in groups) == n * m
+        matrix = (torch.empty if covered else torch.zeros)(
+            n, m, dtype=self.dtype
+        )  # to touch it twice takes twice as long
 
         def fill(terms: Sequence[Term]) -> None:
             first = terms[0]
@@ -167,7 +166,6 @@ class KroneckerSum:
                 if first.mirrored:
                     first.T.place(matrix)[:, :, part] = tile.permute(2, 3, 0, 1)
 
-        groups = _by_cells(self.terms)
         list(pool(len(groups) or 1).map(fill, groups))
         return matrix
 
@@ -198,14 +196,6 @@ class KroneckerSum:
             if at and by:
                 terms.append(Term(at, by, phi, psi, term.maps[:, by_a][:, :, by_b]))
         return KroneckerSum((len(rows), len(columns)), self.dtype, terms)
-
-
-def allocate(shape: tuple[int, ...], dtype: torch.dtype, fill: Literal["zeros", "empty"]) -> Tensor:
-    """Memory for a matrix.  Where it is fresh, touching it takes most of the time, and least in numpy's huge pages."""
-    if prod(shape) * dtype.itemsize < FRESH:
-        return torch.zeros(shape, dtype=dtype) if fill == "zeros" else torch.empty(shape, dtype=dtype)
-    make = np.zeros if fill == "zeros" else np.empty
-    return torch.from_numpy(make(shape, str(dtype).removeprefix("torch.")))
 
 
 def _by_cells(terms: Iterable[Term]) -> list[list[Term]]:

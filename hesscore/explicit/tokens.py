@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hesscore.explicit.kronecker import Place, allocate
+from hesscore.explicit.kronecker import Place
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:
     """``(N, a, b)`` as ``(N a, N b)``: a block for each token, zeros elsewhere."""
     n, a, b = blocks.shape
-    matrix = allocate((n * a, n * b), blocks.dtype, "zeros")
+    matrix = blocks.new_zeros(n * a, n * b)
     matrix.as_strided((n, a, b), (a * n * b + b, n * b, 1)).copy_(blocks)
     return matrix
 
@@ -54,7 +54,7 @@ class TokenJacobian(NamedTuple):
         """``(N z, n)``."""
         n, (count, z) = self.shape[1], self.factors[0].maps.shape[:2]
         whole = len(self.factors) == 1  # of one weight: written once, with nothing beside it
-        matrix = allocate(self.shape, self.factors[0].maps.dtype, "empty" if whole else "zeros")
+        matrix = (torch.empty if whole else torch.zeros)(self.shape, dtype=self.factors[0].maps.dtype)
         for by, features, maps in self.factors:
             (p, feature), (m, output) = by.features, by.outputs
             target = matrix.as_strided((count, z, p, m), (z * n, n, feature, output), by.start)
