@@ -27,7 +27,7 @@ def analyze(
     scope: Annotated[
         str | None,
         typer.Option(
-            metavar="SCOPE", help="model, or block: every block on its own, exactly (default for a spec of one block)."
+            metavar="SCOPE", help="model, or block: every block on its own, exactly (default for a small block spec)."
         ),
     ] = None,
     target: Annotated[
@@ -59,7 +59,7 @@ def analyze(
     """
     from hesscore.analysis import analyze as rows_of
     from hesscore.analysis import cost, select
-    from hesscore.blocks import is_block
+    from hesscore.blocks import is_small_block
     from hesscore.errors import UsageError
     from hesscore.heatmap import check_format
     from hesscore.problem import TARGETS, open_problem
@@ -74,7 +74,7 @@ def analyze(
     if heatmap is not None:
         check_format(heatmap)
     check_writable([csv, json, heatmap], [source, tokens])
-    scope = scope or ("block" if is_block(source) else "model")
+    scope = scope or ("block" if is_small_block(source) else "model")
     settings = {"scope": scope, "seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
     if scope == "block":
         if dtype not in (None, "float64"):

@@ -29,6 +29,7 @@ from hesscore.problem import SPEC_SUFFIXES, Problem, alone, open_problem
 from hesscore.spec import Spec, read_spec
 from hesscore.spectrum.ends import ROUNDING, UNSEEN, NonFiniteError, ends
 from hesscore.spectrum.lanczos import unit
+from hesscore.wiring.size import parameter_count
 
 PARTS: dict[str, Terms | None] = {"full": None, "outer": outer, "functional": inner}
 """The Hessian, its Gauss-Newton part, and the rest."""
@@ -46,6 +47,9 @@ EXACT_UP_TO = 4096
 
 SINGULAR_UP_TO = 2048
 """The shorter side up to which singular values are computed, which take ten times the work of eigenvalues."""
+
+SMALL_UP_TO = 100_000
+"""Parameters of a spec of one block up to which it is reported by pairs unless the scope is given."""
 
 COPIES = 4
 """Of a matrix that is decomposed, or measured in another way."""
@@ -85,12 +89,12 @@ class BlockRow:
 COLUMNS = tuple(field.name for field in fields(BlockRow))
 
 
-def is_block(source: str | Path) -> bool:
-    """Whether ``source`` is a spec of one layer without a vocabulary."""
+def is_small_block(source: str | Path) -> bool:
+    """Whether ``source`` is a spec of one layer without a vocabulary, of which every pair is a matter of minutes."""
     if Path(source).suffix.lower() not in SPEC_SUFFIXES:
         return False
     spec = read_spec(source)
-    return spec.layers == 1 and spec.vocab is None
+    return spec.layers == 1 and spec.vocab is None and parameter_count(spec) <= SMALL_UP_TO
 
 
 def open_blocks(

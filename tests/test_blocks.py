@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 from hesscore import blocks, memory, problem
 from hesscore.analysis import select
-from hesscore.blocks import BlockRow, analyze, by_layer, check, count, is_block, open_blocks
+from hesscore.blocks import BlockRow, analyze, by_layer, check, count, is_small_block, open_blocks
 from hesscore.errors import InputError, UsageError
 from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
@@ -260,13 +260,15 @@ def test_a_selection_holds_the_pairs_of_what_is_selected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "one"), [("", True), ("layers: 2\n", False), ("vocab: 9\n", False)], ids=["block", "stack", "model"]
+    ("d_ff", "text", "small"),
+    [(6, "", True), (6, "layers: 2\n", False), (6, "vocab: 9\n", False), (11_100, "", True), (11_101, "", False)],
+    ids=["block", "stack", "model", "100,000 parameters", "100,009 parameters"],
 )
-def test_a_spec_is_a_block_if_it_has_one_layer_and_no_vocabulary(tmp_path, text, one):
+def test_a_spec_is_reported_by_pairs_if_it_is_one_small_block(tmp_path, d_ff, text, small):
     path = tmp_path / "spec.yaml"
-    path.write_text(f"d_model: 4\nd_ff: 6\n{text}")
-    assert is_block(path) == one
-    assert not is_block(CHECKPOINT)
+    path.write_text(f"d_model: 4\nd_ff: {d_ff}\n{text}")
+    assert is_small_block(path) == small
+    assert not is_small_block(CHECKPOINT)
 
 
 def test_blocks_of_a_stack_without_vocabulary(tmp_path):
@@ -354,5 +356,5 @@ def test_the_picture_has_a_panel_for_each_part_and_a_label_for_each_parameter():
 
 
 def test_the_sample_block_is_the_papers():
-    assert is_block(ROOT / "configs/blocks/paper-block.yaml")
+    assert is_small_block(ROOT / "configs/blocks/paper-block.yaml")
     assert open_blocks(CHECKPOINT, VAL).provenance["max_tokens"] == 256

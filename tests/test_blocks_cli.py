@@ -121,7 +121,8 @@ def test_what_is_refused_is_one_line_and_2_and_nothing_is_written(tmp_path, case
 
 
 def test_a_block_that_cannot_fit_is_3():
-    result = analyze(ROOT / "configs/blocks/llama-style.yaml", "--quiet")  # rows of 100,000 keys by 3.5 million
+    spec = ROOT / "configs/blocks/llama-style.yaml"  # rows of 100,000 keys by 3.5 million
+    result = analyze(spec, "--scope", "block", "--quiet")
     assert result.returncode == 3
     assert re.search(r"a block on 64 tokens would take .* GiB .*: no token fits; select --components", result.stderr)
 

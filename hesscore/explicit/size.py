@@ -31,18 +31,19 @@ def kept(spec: Spec, parts: Collection[str], tokens: int, length: int) -> int:
 
 
 def _pieces(spec: Spec, parts: Collection[str]) -> list[tuple[int, int]]:
-    """Features and outputs of each weight, or of the part of it that belongs to a head, in the order of the block."""
+    """Features and outputs of each of ``hesscore.explicit.pieces``, in the order of the block."""
     d, hidden, width, one = spec.d_model, spec.d_ff, spec.head_dim, int(spec.bias)
-    heads = {"attn.q": (d + one, width), "attn.k": (width, d + one), "attn.v": (d + one, width)}
-    whole = {
-        "attn.o": (d + one, d),
-        "mlp.gate": (d + one, hidden),
-        "mlp.up": (d + one, hidden),
-        "mlp.down": (hidden + one, d),
+    groups = {
+        "attn.q": [(d + one, spec.heads * width)],
+        "attn.k": [(width, d + one)] * spec.heads,
+        "attn.v": [(d + one, width)] * spec.heads,
+        "attn.o": [(d + one, d)],
+        "mlp.gate": [(d + one, hidden)],
+        "mlp.up": [(d + one, hidden)],
+        "mlp.down": [(hidden + one, d)],
     }
     if spec.positions == "rotary":
-        del heads["attn.k"]
+        del groups["attn.k"]
     if not spec.gated:
-        del whole["mlp.gate"]
-    found = [heads[part] for part in heads if part in parts for _ in range(spec.heads)]
-    return found + [whole[part] for part in whole if part in parts]
+        del groups["mlp.gate"]
+    return [piece for part, pieces in groups.items() if part in parts for piece in pieces]
