@@ -81,3 +81,9 @@ def test_the_readme_speaks_of_what_is_there():
     percent = {kind: round(Decimal(100 * position[f"from_{kind}"] / position["lambda_max"])) for kind in CAUSES}
     assert f"loss gives {percent['loss']} %" in README.replace("\n", " ")
     assert f"take {-percent['norm'] - percent['product']} % of it away" in README.replace("\n", " ")
+
+
+def test_the_speeds_in_the_readme_are_measured():
+    table = [line for line in README.splitlines() if line.startswith("|")]
+    assert len(table) > 2
+    assert set(table) <= set((ROOT / "docs" / "benchmarks.md").read_text().splitlines())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+SUMMARY = ("what", "size", "ours", "fastest rival", "times as fast", "/ floor")
 
 COLUMNS = ("contestant", "time", "/ ours", "/ floor", "peak (MB)", "of a run (MB)", "error")
 
@@ -29,6 +31,25 @@ Each table is one thing, computed by several contestants from the same weights a
   `2 (|H|_F^2 - sum_i h_ii^2)` of a product with random signs.
 """
 
+LIMITS = """\
+## What limits each
+
+- **Jacobians at the papers' size** (8 tokens, d 16): a few calls of torch and a few lines of Python, at one to two
+  microseconds each, are all there is. A thousand times as fast as plain autograd would leave room for two of them.
+- **Dense Jacobians by a weight**: most of the time is writing the matrix, for us and for rivals alike. Fresh memory is
+  handed out page by page, which takes ten times as long as filling it, and all end at the same floor.
+- **Attention and block Jacobians**: every map between a weight and the output is a few calls, for all outputs of the
+  weight at once; `jacrev` needs as many for all outputs of the block.
+- **Dense block Hessian**: a third is the sum itself, sweeps with as many tangents as the weights have outputs. The rest
+  are matrix products over 16 tokens, so thin that they cost what writing their result costs, and two strided copies to
+  put that into its place. `jacfwd(grad)` takes about 15 times as long as touching as much fresh memory once.
+- **Hessian-vector products**: the floor is six matrix products a weight, run again on the same arrays. Passes over
+  activations (softmax, norms, gates, sums) come on top, each a call of its own. A kept graph has the same products to
+  do.
+- **Memory of a product**: what is kept of the point is about what autograd keeps: the values, and the gradient at every
+  map that has curvature. The point is computed in float64 and rounded as the sweep goes, which shows in the peak.
+"""
+
 
 def page(record: Mapping[str, Any]) -> str:
     """Markdown: where it was measured, the legend, and a table for each case."""
@@ -44,26 +65,44 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     for name in ("processor", "cores", "threads", "system", "python", "torch"):
         yield f"- {name}: {record[name]}"
     yield f"- hess: {record['hess_version']}\n"
+    cases: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in record["rows"]:
+        cases.setdefault((row["case"], row["size"]), []).append(row)
+    yield from _table(SUMMARY, (_summary(case, size, rows) for (case, size), rows in cases.items()))
     yield LEGEND
-    rows = record["rows"]
-    for case, size in dict.fromkeys((row["case"], row["size"]) for row in rows):
+    yield LIMITS
+    for (case, size), rows in cases.items():
         yield f"## {case}: {size}\n"
-        yield f"| {' | '.join(COLUMNS)} |"
-        yield f"|---|{'---:|' * (len(COLUMNS) - 1)}"
-        same = [row for row in rows if (row["case"], row["size"]) == (case, size)]
-        yield from (f"| {' | '.join(cells)} |" for cells in _cells(same))
-        yield ""
+        yield from _table(COLUMNS, _cells(rows))
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * (len(columns) - 1)}"
+    yield from (f"| {' | '.join(cells)} |" for cells in lines)
+    yield ""
+
+
+def _summary(case: str, size: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A case in a line: our first contestant, the fastest rival, and the floor."""
+    ours = rows[0]["seconds"]
+    rival = min(row["seconds"] for row in rows if row["role"] == "rival")
+    return [case, size, duration(ours), duration(rival), digits(rival / ours), digits(_over_floor(rows[0], rows))]
+
+
+def _over_floor(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    floor = next((row["seconds"] for row in rows if row["role"] == "floor"), None)
+    return None if floor is None else float(row["seconds"] / floor)
 
 
 def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Of the contestants of one case."""
-    floor = next((row["seconds"] for row in rows if row["role"] == "floor"), None)
     for row in rows:
         yield [
             f"{row['contestant']} ({row['role']})",
             duration(row["seconds"]),
             digits(row["seconds"] / rows[0]["seconds"]),
-            digits(floor and row["seconds"] / floor),
+            digits(_over_floor(row, rows)),
             *(digits(row[name] and row[name] / 1e6) for name in ("peak_bytes", "run_bytes")),
             "-" if row["error"] is None else f"{row['error']:.1e}" if row["error"] else "0",
         ]
