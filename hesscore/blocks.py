@@ -131,7 +131,8 @@ def check(problem: Problem, layers: Mapping[int, Sequence[str]]) -> None:
 
     if said := memory.excess(need(sequences * length)):
         fit = bisect_right(range(1, sequences * length), memory.free(), key=need)
-        advice = f"{fit} tokens fit ({'--max-tokens' if problem.tensors else 'seq_len'})" if fit else "no token fits"
+        of_what = "--max-tokens" if problem.tensors else "batch times seq_len"
+        advice = f"a {of_what} of {fit} fits" if fit else "no token fits"
         raise InputError(
             f"{problem.source}: a block on {sequences * length} tokens {said}: {advice}; "
             "select --components to take less, or --scope model"
@@ -148,19 +149,26 @@ def analyze(
 ) -> Iterator[BlockRow]:
     """A row for each pair of the parameters ``names``, and for all of them together, part by part.
 
-    ``curvature`` is ``Problem.block`` of this ``layer`` of ``spec``; ``names`` are those of the model, and hold whole
-    components.  Where a spectrum is not exact, the errors of its ends are within ``tolerance`` times the spectral norm
-    in a row that has converged.  What is drawn depends on ``seed`` and the row alone.
+    ``curvature`` is ``Problem.block`` of this ``layer`` of ``spec``; ``names`` are those of the model, in any order,
+    of whole components.  Where a spectrum is not exact, the errors of its ends are within ``tolerance`` times the
+    spectral norm in a row that has converged.  What is drawn depends on ``seed`` and the row alone.
     """
-    own = {name: name.replace(f"blocks.{layer}.", "blocks.0.") for name in names}
+    components = {place(name)[1] for name in names}
+    own = {
+        name.replace("blocks.0.", f"blocks.{layer}."): name
+        for name in curvature.graph.parameters
+        if place(name)[0] == 0 and place(name)[1] in components
+    }
+    if sorted(names) != sorted(own):
+        raise UsageError(f"{', '.join(names)}: name every parameter of a component, and each once")
     at, start = {}, 0
-    for name in names:
+    for name in own:
         at[name] = range(start, start + curvature.leaves[own[name]].numel())
         start = at[name].stop
     for part, terms in PARTS.items():
-        hessian = block_hessian(curvature, alone(spec), terms, {place(name)[1] for name in names})
+        hessian = block_hessian(curvature, alone(spec), terms, components)
         square = 0.0
-        for a, b in combinations_with_replacement(names, 2):
+        for a, b in combinations_with_replacement(own, 2):
             row = BlockRow(layer, _short(a), _short(b), part, len(at[a]), len(at[b]))
             matrix = hessian.block(at[a], at[b])
             block = curvature.block(own[a], own[b], terms)
@@ -212,6 +220,7 @@ def _decomposed(row: BlockRow, matrix: Tensor, flat: bool, rounding: float) -> B
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2) if symmetric else torch.linalg.svdvals(matrix).flip(0)
     norm = float(values.abs().max())
     error = rounding + UNSEEN[values.dtype] * norm + (float((matrix - matrix.T).norm()) if symmetric else 0.0)
+    flat = flat or norm <= error
     if flat:
         error += norm
     found: dict[str, Any] = {"spectral_norm": norm, "spectral_norm_error": error, "exact": True, "converged": True}

@@ -1,5 +1,6 @@
 """Every block on its own: against the dense Hessian by double backward of a plain PyTorch block, at its real input."""
 
+import re
 from dataclasses import asdict
 
 import numpy as np
@@ -307,9 +308,8 @@ def test_what_does_not_fit_is_refused_with_what_does(tmp_path, monkeypatch):
         try:
             check(p, layers)
         except InputError as error:
-            fit = max(
-                fit, int(str(error).partition(" tokens fit")[0].rpartition(" ")[2] if "tokens fit" in str(error) else 0)
-            )
+            if found := re.search(r": a --max-tokens of (\d+) fits; ", str(error)):
+                fit = max(fit, int(found[1]))
     assert fit > 0
     sizes[0] = 1000
     with pytest.raises(InputError, match="no token fits; select --components to take less, or --scope model"):
@@ -358,3 +358,36 @@ def test_the_picture_has_a_panel_for_each_part_and_a_label_for_each_parameter():
 def test_the_sample_block_is_the_papers():
     assert is_small_block(ROOT / "configs/blocks/paper-block.yaml")
     assert open_blocks(CHECKPOINT, VAL).provenance["max_tokens"] == 256
+
+
+FADING = {  # what a pair with a key bias is made of, rounding, may be all there is, or nothing at all
+    "small weights": "d_model: 2\nd_ff: 4\nseq_len: 2\nplacement: post\ninit_std: 0.001\n",
+    "gated": "d_model: 2\nd_ff: 2\nseq_len: 3\nplacement: post\ngated: true\nbias: false\nnorm_eps: 0\n",
+    "saturated": "d_model: 4\nd_ff: 4\nheads: 2\nseq_len: 4\ninit_std: 10\n",
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("text", FADING.values(), ids=FADING)
+def test_what_is_within_its_error_is_no_curvature(tmp_path, text, seed):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    found, names = rows_of(open_blocks(path, seed=seed))
+    assert len(found) == count(names)
+    for row in found:
+        flat = row.note == "no curvature beyond rounding"
+        assert flat == (row.condition is None)
+        assert flat or row.spectral_norm > row.spectral_norm_error
+
+
+def test_names_come_in_any_order_and_whole_components(tmp_path):
+    p = opened(tmp_path, "heads: 2\n")
+    names = ["blocks.0.attn.q.weight", "blocks.0.attn.q.bias"]
+    forwards, backwards = (list(analyze(p.block(0), p.spec, 0, order)) for order in (names, names[::-1]))
+    assert forwards == backwards
+    bias = p.block(0).block(names[1]).dense()
+    (row,) = (r for r in forwards if (r.row, r.column, r.part) == ("attn.q.bias", "attn.q.bias", "full"))
+    assert row.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(bias)[-1]), rel=1e-12)
+    for wrong in names[:1], [*names, names[0]], ["blocks.0.attn.x"]:
+        with pytest.raises(UsageError, match="name every parameter of a component, and each once"):
+            list(analyze(p.block(0), p.spec, 0, wrong))

@@ -11,6 +11,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from shutil import copytree
 
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -386,6 +387,23 @@ def test_the_extrema_of_activations_hold_and_are_attained(name):
     for stated, seen in (facts.max_slope, slope.abs().max()), (facts.max_bend, bend.abs().max()):
         assert float(seen) <= stated * (1 + 1e-12)
         assert float(seen) >= stated - 1e-4 or stated == float("inf")
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "tanh"])
+@pytest.mark.parametrize("x", [-12.0, -8.0, -6.0, -4.0, 4.0, 8.0])
+def test_activations_keep_their_digits_where_they_saturate(name, x):
+    exact = {
+        "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
+        "gelu_tanh": lambda x: (
+            x * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf(0.044715) * x**3))) / 2
+        ),
+        "silu": lambda x: x / (1 + mpmath.exp(-x)),
+        "tanh": mpmath.tanh,
+    }[name]
+    facts, at = ACTIVATIONS[name], torch.tensor(x, dtype=torch.float64)
+    with mpmath.workdps(200):
+        for order, f in enumerate((facts.value, facts.slope, facts.bend)):
+            assert float(f(at)) == pytest.approx(float(mpmath.diff(exact, x, order)), rel=1e-13, abs=0)
 
 
 def test_gelu_is_steepest_at_the_square_root_of_two():

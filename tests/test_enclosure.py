@@ -111,6 +111,19 @@ def test_no_block_beats_them(fields, terms, monkeypatch):
             check_norm(part)
 
 
+@pytest.mark.parametrize("scales", [(0, -300), (0, 300), (-150, 0), (150, 0), (-200, 250), (200, -300)], ids=repr)
+def test_they_hold_at_any_scale(scales):
+    """Squares of such numbers are zero or infinite."""
+    features, maps = (10.0**scale for scale in scales)
+    found = random_sum(torch.Generator().manual_seed(0), 3, 2, 3, (0.0, 0.0, 0.0), "any")
+    terms = [replace(t, phi=features * t.phi, psi=features * t.psi, maps=maps * t.maps) for t in found.terms]
+    scaled = KroneckerSum(found.shape, found.dtype, terms)
+    unit = features * maps * features
+    ours, right = ([enclose_norm(matrix), *enclose_ends(matrix)] for matrix in (scaled, found))
+    for number, wanted in zip(ours, right, strict=True):
+        assert [bound / unit for bound in number] == pytest.approx(list(wanted), rel=1e-9)
+
+
 LOW_RANK = ["pre", "post", "gated", "cross entropy"]
 
 

@@ -167,9 +167,40 @@ def test_one_hot_attention_leaves_queries_and_keys_no_curvature():
 def test_more_than_one_layer_is_refused():
     spec = Spec(d_model=4, d_ff=4, layers=2, seq_len=2)
     weights, data = reference.draw(spec)
-    with pytest.raises(UsageError, match=r"^2 layers: "):
+    with pytest.raises(UsageError, match=r"^a graph of several blocks: "):
         block_hessian(curvature(spec, weights, data), spec)
     one = Spec(d_model=4, d_ff=4, seq_len=2)
     weights, data = reference.draw(one)
-    with pytest.raises(UsageError, match=r"a matrix of \(\d+, \d+\) does not take \(3,\)"):
+    with pytest.raises(UsageError, match=r"a matrix of \(\d+, \d+\) in torch.float64 does not take \(3,\)"):
         block_hessian(curvature(one, weights, data), one) @ torch.ones(3, dtype=torch.float64)
+
+
+def test_what_is_no_block_and_no_vector_is_refused():
+    spec, weights, data = draw(SPECS["pre"])
+    swept = curvature(spec, weights, data)
+    found, (point,) = block_hessian(swept, spec, parts=["attn.q", "attn.v"]), swept.points
+    n, right = len(found.dense()), found.dense()
+    rows = 8 * 8  # of W_Q; its bias is one more row
+    assert torch.equal(found.block(range(rows), range(rows + 8, n)).dense(), right[:rows, rows + 8 :])
+    assert found.block(range(0), range(n)).dense().shape == (0, n)
+    for wrong in range(-1, 8), range(0, n + 1), range(0, 8, 2), range(n, n + 5):
+        with pytest.raises(UsageError, match="give a range of rows or columns that there are"):
+            found.block(wrong, range(n))
+    for wrong in range(3, n), range(0, 13), range(rows - 1, rows + 1):
+        with pytest.raises(UsageError, match="cuts through a row of a weight"):
+            found.block(range(n), wrong)
+    with pytest.raises(UsageError, match="has no diagonal"):
+        found.block(range(rows), range(n)).diagonal()
+
+    jacobian = block_jacobian(point, spec, "blocks.0.residual2", ["attn.q"])
+    v = torch.ones(jacobian.shape[1], dtype=torch.float64)
+    assert torch.equal(jacobian @ v, (jacobian @ v[:, None])[:, 0])
+    for matrix in found, jacobian:
+        v = torch.ones(matrix.shape[1], dtype=torch.float64)
+        for bad in v[1:], torch.cat([v, v]), v.float(), v.long(), v[:, None, None], v.numpy(), v.to_sparse():
+            with pytest.raises(UsageError):
+                matrix @ bad
+    with pytest.raises(UsageError, match="no node of the graph is named blocks"):
+        block_jacobian(point, spec, "blocks.0.attn.x")
+    with pytest.raises(UsageError, match=r"blocks\.0\.norm1 does not depend on attn\.q"):
+        block_jacobian(point, spec, "blocks.0.norm1", ["attn.q"])

@@ -69,7 +69,8 @@ def test_the_stored_report_is_what_is_found(name):
 
 def test_the_code_in_the_readme_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    for page in README, (ROOT / "docs" / "report.md").read_text():
+    pages = README, *((ROOT / "docs" / name).read_text() for name in ("report.md", "explicit.md"))
+    for page in pages:
         for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
             exec(code, {})
 

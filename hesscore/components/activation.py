@@ -32,8 +32,8 @@ def step(x: Tensor) -> Tensor:
 
 
 def normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``Phi`` and ``phi``, the distribution and density of the standard normal."""
-    return 0.5 * (1 + torch.erf(x / sqrt(2))), torch.exp(-0.5 * x * x) / sqrt(2 * pi)
+    """``Phi`` and ``phi``, the distribution and density of the standard normal, with all digits in their tails."""
+    return 0.5 * torch.erfc(-x / sqrt(2)), torch.exp(-0.5 * x * x) / sqrt(2 * pi)
 
 
 def gelu_slope(x: Tensor) -> Tensor:
@@ -48,52 +48,55 @@ def gelu_bend(x: Tensor) -> Tensor:
 
 
 def gelu_tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``t = tanh(u)``, ``t'`` and ``t''`` for ``u = sqrt(2/pi) (x + 0.044715 x^3)``; GELU is ``x (1 + t)/2``."""
-    b, c = sqrt(2 / pi), 0.044715
-    t = torch.tanh(b * x * (1 + c * x * x))
-    du, ddu = b * (1 + 3 * c * x * x), 6 * b * c * x
-    dt = (1 - t * t) * du
-    return t, dt, (1 - t * t) * ddu - 2 * t * dt * du
+    """``s = sigma(2u)``, ``s'`` and ``s''`` for ``u = sqrt(2/pi) (x + 0.044715 x^3)``; GELU is ``x s``.
+
+    The sigmoid, because ``(1 + tanh u)/2`` would be left without digits where ``tanh u`` is near to -1.
+    """
+    b, c = 2 * sqrt(2 / pi), 0.044715
+    u, du, ddu = b * x * (1 + c * x * x), b * (1 + 3 * c * x * x), 6 * b * c * x
+    s, complement = torch.sigmoid(u), torch.sigmoid(-u)
+    ds = s * complement * du
+    return s, ds, ds * (complement - s) * du + s * complement * ddu
 
 
 def gelu_tanh_slope(x: Tensor) -> Tensor:
-    t, dt, _ = gelu_tanh_parts(x)
-    return 0.5 * (1 + t + x * dt)
+    s, ds, _ = gelu_tanh_parts(x)
+    return s + x * ds
 
 
 def gelu_tanh_bend(x: Tensor) -> Tensor:
-    _, dt, ddt = gelu_tanh_parts(x)
-    return dt + 0.5 * x * ddt
+    _, ds, dds = gelu_tanh_parts(x)
+    return 2 * ds + x * dds
 
 
 def silu_slope(x: Tensor) -> Tensor:
     """Of ``x sigma``: ``sigma + x sigma'``, with ``sigma' = sigma (1 - sigma)``."""
     sigma = torch.sigmoid(x)
-    return sigma + x * sigma * (1 - sigma)
+    return sigma + x * sigma * torch.sigmoid(-x)
 
 
 def silu_bend(x: Tensor) -> Tensor:
     """``sigma' (2 + x (1 - 2 sigma))``"""
-    sigma = torch.sigmoid(x)
-    return sigma * (1 - sigma) * (2 + x * (1 - 2 * sigma))
+    sigma, complement = torch.sigmoid(x), torch.sigmoid(-x)
+    return sigma * complement * (2 + x * (complement - sigma))
 
 
 def tanh_slope(x: Tensor) -> Tensor:
-    return 1 - torch.tanh(x).square()
+    """``1 / cosh^2``: ``1 - tanh^2`` would be left without digits."""
+    return torch.cosh(x).square().reciprocal()
 
 
 def tanh_bend(x: Tensor) -> Tensor:
-    t = torch.tanh(x)
-    return -2 * t * (1 - t * t)
+    return -2 * torch.tanh(x) * tanh_slope(x)
 
 
 ACTIVATIONS = {
     "relu": Facts(F.relu, step, torch.zeros_like, 1.0, 0.0),
     # f'' jumps from 0 to 2 at the origin, where we take 0
     "relu_squared": Facts(lambda x: F.relu(x).square(), lambda x: 2 * F.relu(x), lambda x: 2 * step(x), inf, 2.0),
-    "gelu": Facts(F.gelu, gelu_slope, gelu_bend, 1.1289042, 2 / sqrt(2 * pi)),
+    "gelu": Facts(lambda x: x * normal(x)[0], gelu_slope, gelu_bend, 1.1289042, 2 / sqrt(2 * pi)),
     "gelu_tanh": Facts(
-        lambda x: F.gelu(x, approximate="tanh"), gelu_tanh_slope, gelu_tanh_bend, 1.1289931, 2 / sqrt(2 * pi)
+        lambda x: x * gelu_tanh_parts(x)[0], gelu_tanh_slope, gelu_tanh_bend, 1.1289931, 2 / sqrt(2 * pi)
     ),
     "silu": Facts(F.silu, silu_slope, silu_bend, 1.0998394, 0.5),
     "tanh": Facts(torch.tanh, tanh_slope, tanh_bend, 1.0, 4 / (3 * sqrt(3))),

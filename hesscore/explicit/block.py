@@ -28,13 +28,13 @@ from hesscore.spec import Spec
 def block_hessian(
     curvature: Curvature, spec: Spec, terms: Terms | None = None, parts: Collection[str] | None = None
 ) -> KroneckerSum:
-    """The Hessian by all parameters of the block, in the order of the graph, which is that of a ``spec`` of one layer.
+    """The Hessian by all parameters of ``blocks.0``, in the order of the graph, which has no block after it.
 
     ``terms`` restricts the sum (1) as in ``Curvature.hvp``: ``outer`` gives the Gauss-Newton part, ``inner`` the
     functional one.  ``parts``, such as ``attn.q`` or ``norm1``, restricts the parameters to theirs.
     """
-    if spec.layers != 1:
-        raise UsageError(f"{spec.layers} layers: tokens go their own ways after the attention of the last layer only")
+    if any(name.startswith("blocks.1.") for name in curvature.graph.parameters):
+        raise UsageError("a graph of several blocks: tokens go their own ways after the attention of the last one only")
     pieces = Pieces(curvature.graph, spec, parts)
     curved = curvature.curved(terms)
     found = [term for point in curvature.points for term in _kronecker(pieces, point, curved)]
@@ -48,7 +48,9 @@ def block_jacobian(point: Point, spec: Spec, node: str, parts: Collection[str] |
     The node has shape ``(B, L, z)`` and lies in the attention or after it; the graph may end there.  ``parts`` is as
     for ``block_hessian``: the node depends on one of them at least.
     """
-    pieces, target = Pieces(point.graph, spec, parts), point.graph.index[node]
+    pieces, target = Pieces(point.graph, spec, parts), point.graph.index.get(node)
+    if target is None:
+        raise UsageError(f"no node of the graph is named {node}")
     factors = []
     for piece in pieces.at(point):
         moved = chain.tangents(point, {piece.entry: piece.seeds}, {target})
@@ -61,6 +63,8 @@ def block_jacobian(point: Point, spec: Spec, node: str, parts: Collection[str] |
         if target in moved:
             maps = tokens(moved[target])
             factors.append(Factor(pieces.whole(name), maps.new_ones(len(maps), 1), maps))
+    if not factors:
+        raise UsageError(f"{node} does not depend on {', '.join(parts) if parts else 'the block'}")
     n, z = factors[0].maps.shape[:2]
     return TokenJacobian((n * z, pieces.size), factors)
 

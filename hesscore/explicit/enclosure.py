@@ -64,11 +64,7 @@ def _ends(matrix: KroneckerSum, parts: Sequence[slice]) -> tuple[Enclosure, Encl
     size = sum(_size(term) for term in matrix.all_terms)
     if size == 0:
         return Enclosure(0.0, 0.0), Enclosure(0.0, 0.0)
-    unit = size**0.5  # of both features alike: equal ones stay equal
-    terms = [
-        replace(t, phi=t.phi.double() / unit, psi=t.psi.double() / unit, maps=t.maps.double()) for t in matrix.terms
-    ]
-    matrix = KroneckerSum(matrix.shape, torch.float64, terms)
+    matrix = KroneckerSum(matrix.shape, torch.float64, [_scaled(term, size) for term in matrix.terms])
     basis, moved = _krylov(matrix, parts)
     inside = basis.T @ moved
     inside = (inside + inside.T) / 2
@@ -154,5 +150,19 @@ def _strength(term: Term) -> Tensor:
 
 
 def _size(term: Term) -> float:
-    maps = torch.linalg.matrix_norm(term.maps.double())
-    return float((term.phi.double().norm(dim=1) * term.psi.double().norm(dim=1) * maps).sum())
+    (phi, psi, maps), factor = _in_units(term)
+    return factor * float((phi.norm(dim=1) * psi.norm(dim=1) * torch.linalg.matrix_norm(maps)).sum())
+
+
+def _scaled(term: Term, size: float) -> Term:
+    """Over ``size``; equal features stay equal."""
+    (phi, psi, maps), factor = _in_units(term)
+    return replace(term, phi=phi, psi=psi, maps=maps * (factor / size))
+
+
+def _in_units(term: Term) -> tuple[list[Tensor], float]:
+    """The factors, each with 1 for its largest entry, whose squares are neither lost nor infinite; and what is left."""
+    factors = [factor.double() for factor in (term.phi, term.psi, term.maps)]
+    most = [float(factor.abs().max()) or 1.0 for factor in factors]
+    low, middle, high = sorted(most)
+    return [factor / unit for factor, unit in zip(factors, most, strict=True)], low * high * middle

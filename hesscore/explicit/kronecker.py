@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hesscore import memory
+from hesscore.checks import check_tensor
 from hesscore.curvature import pool
 from hesscore.errors import UsageError
 
@@ -131,9 +132,8 @@ class KroneckerSum:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Product with ``(n,)`` or, many at once, ``(n, k)``."""
-        if vectors.ndim not in (1, 2) or len(vectors) != self.shape[1]:
-            raise UsageError(f"a matrix of {self.shape} does not take {tuple(vectors.shape)}")
-        many = vectors.reshape(len(vectors), -1).contiguous()
+        check_vectors(vectors, self.shape, self.dtype)
+        many = (vectors if vectors.ndim == 2 else vectors[:, None]).contiguous()
         out = many.new_zeros(self.shape[0], many.shape[1])
         for term in self.all_terms:
             small = torch.einsum("nq,qbk->nbk", term.psi, term.by.view(many))
@@ -171,6 +171,8 @@ class KroneckerSum:
 
     def diagonal(self) -> Tensor:
         """The diagonal of a square matrix, exactly."""
+        if self.shape[0] != self.shape[1]:
+            raise UsageError(f"a matrix of {self.shape} has no diagonal")
         out = torch.zeros(self.shape[0], 1, dtype=self.dtype)
         for term in self.all_terms:
             if term.at == term.by:
@@ -189,6 +191,9 @@ class KroneckerSum:
 
     def block(self, rows: range, columns: range) -> KroneckerSum:
         """The part with these rows and columns, which must be whole parameters."""
+        for entries, n in (rows, self.shape[0]), (columns, self.shape[1]):
+            if entries.step != 1 or not 0 <= entries.start <= entries.stop <= n:
+                raise UsageError(f"{entries} of {n}: give a range of rows or columns that there are, one by one")
         terms = []
         for term in self.all_terms:
             at, phi, by_a = _within(term.at, rows, term.phi)
@@ -196,6 +201,13 @@ class KroneckerSum:
             if at and by:
                 terms.append(Term(at, by, phi, psi, term.maps[:, by_a][:, :, by_b]))
         return KroneckerSum((len(rows), len(columns)), self.dtype, terms)
+
+
+def check_vectors(vectors: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """``UsageError`` unless ``vectors`` are ``(n,)`` or ``(n, k)``, of the matrix' dtype."""
+    check_tensor(vectors, "what a matrix is applied to")
+    if vectors.ndim not in (1, 2) or len(vectors) != shape[1] or vectors.dtype != dtype:
+        raise UsageError(f"a matrix of {shape} in {dtype} does not take {tuple(vectors.shape)} in {vectors.dtype}")
 
 
 def _by_cells(terms: Iterable[Term]) -> list[list[Term]]:
@@ -210,7 +222,11 @@ def _within(place: Place, entries: range, features: Tensor) -> tuple[Place | Non
     """The part of a place within ``entries``, which cut the matrix it is part of by rows; its features and outputs."""
     (p, feature), (m, output) = place.features, place.outputs
     by_feature = (feature, p) >= (output, m)  # which index runs over the rows: an axis of one may have any stride
-    count, stride = place.features if by_feature else place.outputs
+    (count, stride), (width, step) = (place.features, place.outputs) if by_feature else (place.outputs, place.features)
+    span = (width - 1) * step
+    for cut in entries.start - place.start, entries.stop - place.start:
+        if 0 < cut <= (count - 1) * stride + span and 0 < cut % stride <= span:
+            raise UsageError(f"{entries} cuts through a row of a weight: give whole parameters")
     first = max(0, -(-(entries.start - place.start) // stride))
     stop = min(count, -(-(entries.stop - place.start) // stride))
     if first >= stop:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hesscore.explicit.kronecker import Place
+from hesscore.explicit.kronecker import Place, check_vectors
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:
@@ -37,18 +37,20 @@ class TokenJacobian(NamedTuple):
     factors: Sequence[Factor]
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``dY (N z, k)`` for tangents ``(n, k)``."""
-        vectors = vectors.contiguous()
-        return (
+        """``dY`` for a tangent ``(n,)`` or, many at once, ``(n, k)``."""
+        check_vectors(vectors, self.shape, self.factors[0].maps.dtype)
+        many = (vectors if vectors.ndim == 2 else vectors[:, None]).contiguous()
+        moved = (
             torch.stack(
                 [
-                    torch.einsum("np,nzm,pmk->nzk", factor.features, factor.maps, factor.by.view(vectors))
+                    torch.einsum("np,nzm,pmk->nzk", factor.features, factor.maps, factor.by.view(many))
                     for factor in self.factors
                 ]
             )
             .sum(0)
             .flatten(0, 1)
         )
+        return moved if vectors.ndim == 2 else moved[:, 0]
 
     def dense(self) -> Tensor:
         """``(N z, n)``."""
