@@ -84,8 +84,9 @@ def _show(report: BlockReport) -> None:
         _show_block(layer, [row for row in report.rows if row.layer == layer])
     own = (row for row in report.rows if row.part == "full" and row.row == row.column)
     notes((f"{row.layer}.{row.row}", row.note) for row in own)
-    show("(n): error of the last digits. outer, functional: Frobenius norms of the two parts of the Hessian.")
-    show("-: not to be had, see docs/report.md; all pairs, parts and digits: --csv, --json, --heatmap.")
+    show("(n): error of the last digits; -: not to be had, or not finished.")
+    show("outer, functional: Frobenius norms of the two parts of the Hessian.")
+    show("All pairs, parts and digits: --csv, --json, --heatmap.")
 
 
 def _show_block(layer: int, rows: list[BlockRow]) -> None:
