@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hesscore.curvature import Batch, Curvature, inner, outer
 from hesscore.errors import UsageError
 from hesscore.explicit.block import block_hessian, block_jacobian
+from hesscore.explicit.kronecker import KroneckerSum, Place, Term
 from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
@@ -204,3 +205,23 @@ def test_what_is_no_block_and_no_vector_is_refused():
         block_jacobian(point, spec, "blocks.0.attn.x")
     with pytest.raises(UsageError, match=r"blocks\.0\.norm1 does not depend on attn\.q"):
         block_jacobian(point, spec, "blocks.0.norm1", ["attn.q"])
+
+
+def test_a_jacobian_is_zero_where_the_node_does_not_depend_on_a_part():
+    spec, weights, data = draw({"bias": False})
+    (point,) = curvature(spec, weights, data).points
+    jacobian = block_jacobian(point, spec, "blocks.0.attn.o", ["attn.q", "mlp.down"])
+    used = torch.full_like(jacobian.dense(), 7.7)  # what memory may hold
+    del used
+    unit = torch.eye(jacobian.shape[1], dtype=torch.float64)
+    assert far(jacobian.dense(), jacobian @ unit) < 1e-14
+    assert not jacobian.dense()[:, weights["blocks.0.attn.q.weight"].numel() :].any()
+
+
+def test_a_term_on_its_own_cells_with_one_side_crossed_has_a_diagonal():
+    rng = torch.Generator().manual_seed(0)
+    phi, psi, maps = (torch.randn(5, *shape, generator=rng, dtype=torch.float64) for shape in ((3,), (4,), (4, 3)))
+    term = Term(Place(0, (3, 4), (4, 1)), Place(0, (4, 1), (3, 4)), phi, psi, maps)
+    found = KroneckerSum((12, 12), torch.float64, [term, *term.symmetric()])
+    assert far(found.diagonal(), found.dense().diagonal()) < 1e-14
+    assert found.trace() == pytest.approx(float(found.dense().trace()), rel=1e-13)

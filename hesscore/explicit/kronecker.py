@@ -178,6 +178,8 @@ class KroneckerSum:
             if term.at == term.by:
                 maps = term.maps.diagonal(dim1=1, dim2=2)
                 term.at.view(out)[..., 0] += (term.phi * term.psi).T @ maps
+            elif term.at.cells == term.by.cells:  # with the indices of one side crossed
+                term.at.view(out)[..., 0] += torch.einsum("np,na,nap->pa", term.phi, term.psi, term.maps)
         return out[:, 0]
 
     def trace(self) -> float:

@@ -55,7 +55,8 @@ class TokenJacobian(NamedTuple):
     def dense(self) -> Tensor:
         """``(N z, n)``."""
         n, (count, z) = self.shape[1], self.factors[0].maps.shape[:2]
-        whole = len(self.factors) == 1  # of one weight: written once, with nothing beside it
+        whole = len(self.factors) == 1 and self.factors[0].maps.shape[2] * self.factors[0].features.shape[1] == n
+        # one weight and nothing beside it is written once
         matrix = (torch.empty if whole else torch.zeros)(self.shape, dtype=self.factors[0].maps.dtype)
         for by, features, maps in self.factors:
             (p, feature), (m, output) = by.features, by.outputs
