@@ -27,7 +27,7 @@ from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
 from hesscore.problem import SPEC_SUFFIXES, Problem, alone, open_problem
 from hesscore.spec import Spec, read_spec
-from hesscore.spectrum.ends import ROUNDING, UNSEEN, NonFiniteError, ends
+from hesscore.spectrum.ends import UNSEEN, NonFiniteError, ends, product_with_rounding
 from hesscore.spectrum.lanczos import unit
 from hesscore.wiring.size import parameter_count
 
@@ -293,6 +293,5 @@ class _Gram:
 def _rounding(block: Block, rng: Generator) -> tuple[bool, float]:
     """Whether a random product holds nothing but rounding, and how much of it: see ``Ends``."""
     start = unit(torch.randn(block.shape[1], 1, generator=rng, dtype=torch.float64))
-    moved, again = (block @ torch.cat([start, start / 3], 1)).T
-    rounding = ROUNDING * float((3 * again - moved).norm())
-    return float(moved.norm()) <= rounding, rounding
+    moved, rounding = product_with_rounding(block.__matmul__, start)
+    return bool(moved.norm() <= rounding), float(rounding)

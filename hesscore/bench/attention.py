@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.functional import jacobian
-from torch.func import grad, jacfwd, jacrev
 
+from hesscore.bench.contestants import for_hessian, for_jacobian
 from hesscore.bench.drawn import named
-from hesscore.bench.plain import Plain, Weights, flat, hessian_by_rows, of_flat
-from hesscore.bench.timing import TOLERANCE, Case, Contestant, writing
+from hesscore.bench.plain import Plain, Weights, flat, of_flat
+from hesscore.bench.timing import TOLERANCE, Case
 from hesscore.chain import Point
 from hesscore.components.squared_error import SquaredError
 from hesscore.curvature import Curvature, inner
@@ -65,7 +64,6 @@ class _Attention:
     def jacobian_case(self, part: str) -> Case:
         name = f"{NAME}.{part}.weight"
         weight = self.weights[name]
-        outputs = self.x.numel()
 
         def structured() -> TokenJacobian:
             return block_jacobian(self.point(), self.spec, f"{NAME}.o", [f"attn.{part}"])
@@ -73,20 +71,10 @@ class _Attention:
         def plain(w: Tensor) -> Tensor:
             return self.plain.attention(self.weights | {name: w}, NAME, self.x)
 
-        def matrix(found: Tensor) -> Tensor:
-            return found.reshape(outputs, -1)
-
         return Case(
             f"attention Jacobian by W_{part.upper()}",
             self.size,
-            (
-                Contestant("dense", "ours", lambda: lambda: structured().dense(), matrix),
-                Contestant("structured", "ours", lambda: structured),
-                Contestant("autograd, a pass an output", "rival", lambda: lambda: jacobian(plain, weight), matrix),
-                Contestant("torch.func: jacrev", "rival", lambda: lambda: jacrev(plain)(weight), matrix),
-                Contestant("torch.func: jacfwd", "rival", lambda: lambda: jacfwd(plain)(weight), matrix),
-                writing(outputs, weight.numel(), dtype=self.dtype),
-            ),
+            tuple(for_jacobian(structured, plain, weight, self.x.numel(), forward=True)),
             TOLERANCE[self.dtype],
         )
 
@@ -105,18 +93,9 @@ class _Attention:
         def structured() -> KroneckerSum:
             return block_hessian(self.curvature(), self.spec, inner, parts)
 
-        def identity(found: Tensor) -> Tensor:
-            return found
-
         return Case(
             f"attention Hessian by W_Q, W_K and W_V, functional part, {n} x {n}",
             self.size,
-            (
-                Contestant("dense", "ours", lambda: lambda: structured().dense(), identity),
-                Contestant("structured", "ours", lambda: structured),
-                Contestant("autograd, a pass a row", "rival", lambda: lambda: hessian_by_rows(paired, x), identity),
-                Contestant("torch.func: jacfwd(grad)", "rival", lambda: lambda: jacfwd(grad(paired))(x), identity),
-                writing(n, n, dtype=self.dtype),
-            ),
+            tuple(for_hessian(structured, paired, x)),
             TOLERANCE[self.dtype],
         )

@@ -7,12 +7,12 @@ from math import ceil
 
 import torch
 from torch import Tensor
-from torch.autograd.functional import jacobian
-from torch.func import grad, jacfwd, jacrev
+from torch.func import grad, jacfwd
 
+from hesscore.bench.contestants import for_hessian, for_jacobian
 from hesscore.bench.drawn import Drawn
-from hesscore.bench.plain import flat, hessian_by_rows, of_flat
-from hesscore.bench.timing import TOLERANCE, Case, Contestant, Run, writing
+from hesscore.bench.plain import flat, of_flat
+from hesscore.bench.timing import TOLERANCE, Case, Contestant, Run
 from hesscore.explicit.block import block_hessian, block_jacobian
 from hesscore.explicit.kronecker import KroneckerSum
 from hesscore.explicit.tokens import TokenJacobian
@@ -36,19 +36,10 @@ def _jacobian(spec: Spec) -> Case:
     def structured() -> TokenJacobian:
         return block_jacobian(drawn.point(), spec, "blocks.0.residual2")
 
-    def matrix(found: Tensor) -> Tensor:
-        return found.reshape(outputs, -1)
-
     return Case(
         f"block Jacobian, {outputs} x {drawn.count}",
         drawn.size,
-        (
-            Contestant("dense", "ours", lambda: lambda: structured().dense(), matrix),
-            Contestant("structured", "ours", lambda: structured),
-            Contestant("autograd, a pass an output", "rival", lambda: lambda: jacobian(output, x), matrix),
-            Contestant("torch.func: jacrev", "rival", lambda: lambda: jacrev(output)(x), matrix),
-            writing(outputs, drawn.count, dtype=torch.float32),
-        ),
+        tuple(for_jacobian(structured, output, x, outputs)),
         TOLERANCE[torch.float32],
     )
 
@@ -60,19 +51,10 @@ def _hessian(spec: Spec, memory: bool) -> Case:
     def structured() -> KroneckerSum:
         return block_hessian(drawn.curvature(), spec)
 
-    def identity(found: Tensor) -> Tensor:
-        return found
-
     return Case(
         f"block Hessian, {n} x {n}",
         drawn.size,
-        (
-            Contestant("dense", "ours", lambda: lambda: structured().dense(), identity),
-            Contestant("structured", "ours", lambda: structured),
-            Contestant("autograd, a pass a row", "rival", lambda: lambda: hessian_by_rows(loss, x), identity),
-            Contestant("torch.func: jacfwd(grad)", "rival", lambda: lambda: jacfwd(grad(loss))(x), identity),
-            writing(n, n, dtype=torch.float64),
-        ),
+        tuple(for_hessian(structured, loss, x)),
         TOLERANCE[torch.float64],
         memory=memory,
     )

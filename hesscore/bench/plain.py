@@ -73,14 +73,5 @@ def of_flat(f: Callable[[Weights], Tensor], weights: Weights) -> Callable[[Tenso
     return of
 
 
-def hessian_by_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Hessian of ``f (n,) -> ()`` by a backward pass for each of its rows."""
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
-    return torch.stack(
-        [torch.autograd.grad(gradient, x, unit, retain_graph=True)[0] for unit in torch.eye(len(x)).to(x)]
-    )
-
-
 def _linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return F.linear(x, weights[f"{name}.weight"].T, weights.get(f"{name}.bias"))

@@ -149,16 +149,16 @@ class KroneckerSum:
         memory.check(n * m * self.dtype.itemsize, f"a dense matrix of {n} x {m}")
         groups = _by_cells(self.terms)
         covered = sum(terms[0].numel * (1 + terms[0].mirrored) for terms in groups) == n * m
-        matrix = (torch.empty if covered else torch.zeros)(
-            n, m, dtype=self.dtype
-        )  # to touch it twice takes twice as long
+        make = torch.empty if covered else torch.zeros  # to touch fresh memory twice takes twice as long
+        matrix = make(n, m, dtype=self.dtype)
 
         def fill(terms: Sequence[Term]) -> None:
             first = terms[0]
             target = first.place(matrix)
             features = len(target)
-            for rows in torch.arange(features).split(max(1, TILE * features // target.numel())):
-                part = slice(int(rows[0]), int(rows[-1]) + 1)
+            at_once = max(1, TILE * features // target.numel())
+            for start in range(0, features, at_once):
+                part = slice(start, start + at_once)
                 tile = first.tile(first, part)
                 for term in terms[1:]:
                     tile += term.tile(first, part)
@@ -166,7 +166,7 @@ class KroneckerSum:
                 if first.mirrored:
                     first.T.place(matrix)[:, :, part] = tile.permute(2, 3, 0, 1)
 
-        list(pool(len(groups) or 1).map(fill, groups))
+        list(pool(len(groups)).map(fill, groups))
         return matrix
 
     def diagonal(self) -> Tensor:

@@ -110,10 +110,16 @@ def _measured(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     In float64, because sums over millions of float32 lose digits.
     """
-    moved, again = product(torch.cat([vectors, vectors / 3], 1)).double().tensor_split(2, 1)
+    moved, rounding = product_with_rounding(product, vectors)
     vectors = vectors.double()
     values = (vectors * moved).sum(0)
-    return values, _finite((moved - vectors * values).norm(dim=0)), ROUNDING * (3 * again - moved).norm(dim=0)
+    return values, _finite((moved - vectors * values).norm(dim=0)), rounding
+
+
+def product_with_rounding(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The products with some vectors, in float64, and how much rounding each holds: see ``Ends``."""
+    moved, again = product(torch.cat([vectors, vectors / 3], 1)).double().tensor_split(2, 1)
+    return moved, ROUNDING * (3 * again - moved).norm(dim=0)
 
 
 def _finite(numbers: Tensor) -> Tensor:

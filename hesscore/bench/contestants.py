@@ -1,0 +1,61 @@
+"""Who takes part where a matrix is wanted: ours, the rivals that are right, and the floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.functional import jacobian
+from torch.func import grad, jacfwd, jacrev
+
+from hesscore.bench.timing import Contestant, writing
+from hesscore.explicit.kronecker import KroneckerSum
+from hesscore.explicit.tokens import TokenJacobian
+
+Function = Callable[[Tensor], Tensor]
+
+
+def for_jacobian(
+    structured: Callable[[], TokenJacobian], f: Function, x: Tensor, outputs: int, forward: bool = False
+) -> list[Contestant]:
+    """The Jacobian of ``f`` at ``x``, as ``(outputs, n)``; ``forward`` where ``n`` is small enough for that mode."""
+
+    def matrix(found: Tensor) -> Tensor:
+        return found.reshape(outputs, -1)
+
+    return [
+        *_ours(structured, matrix),
+        Contestant("autograd, a pass an output", "rival", lambda: lambda: jacobian(f, x), matrix),
+        Contestant("torch.func: jacrev", "rival", lambda: lambda: jacrev(f)(x), matrix),
+        *[Contestant("torch.func: jacfwd", "rival", lambda: lambda: jacfwd(f)(x), matrix)] * forward,
+        writing(outputs, x.numel(), dtype=x.dtype),
+    ]
+
+
+def for_hessian(structured: Callable[[], KroneckerSum], f: Function, x: Tensor) -> list[Contestant]:
+    """The Hessian of ``f (n,) -> ()`` at ``x``."""
+
+    def matrix(found: Tensor) -> Tensor:
+        return found
+
+    def by_rows() -> Tensor:
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
+        return torch.stack(
+            [torch.autograd.grad(gradient, leaf, unit, retain_graph=True)[0] for unit in torch.eye(len(x)).to(x)]
+        )
+
+    return [
+        *_ours(structured, matrix),
+        Contestant("autograd, a pass a row", "rival", lambda: by_rows, matrix),
+        Contestant("torch.func: jacfwd(grad)", "rival", lambda: lambda: jacfwd(grad(f))(x), matrix),
+        writing(len(x), len(x), dtype=x.dtype),
+    ]
+
+
+def _ours(structured: Callable[[], TokenJacobian | KroneckerSum], matrix: Function) -> list[Contestant]:
+    return [
+        Contestant("dense", "ours", lambda: lambda: structured().dense(), matrix),
+        Contestant("structured", "ours", lambda: structured),
+    ]
