@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
+from hesscore.chain import Point
 from hesscore.components.activation import ACTIVATIONS
 from hesscore.components.layernorm import LayerNorm
 from hesscore.components.rmsnorm import RMSNorm
 from hesscore.curvature import Curvature
+from hesscore.errors import UsageError
 from hesscore.explicit.block import block_jacobian
 from hesscore.explicit.ffn import FeedForward
 from hesscore.explicit.norm import norm_hessian, norm_jacobian
 from hesscore.explicit.tokens import block_diagonal
+from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
 from tests.reference import ACTIVATIONS as PLAIN
@@ -102,3 +105,37 @@ def test_attention_and_the_block(name, part):
         assert float((dense[:, columns] - right).norm()) < 1e-12 * float(dense.norm())
     tangents = randn(start, 2)
     assert far(found @ tangents, dense @ tangents) < 1e-13
+
+
+@pytest.mark.parametrize("fields", [{}, {"bias": False}, {"placement": "post", "gated": True}, {"positions": "rotary"}])
+def test_every_node_of_a_block(fields):
+    """By central differences of the node's value.  What has no features, or hangs on no weight, is refused."""
+    spec = Spec(**({"d_model": 4, "d_ff": 3, "heads": 2, "kv_heads": 1, "seq_len": 3} | fields))
+    weights, data = reference.draw(spec, padding=1)
+    graph, constants, step = model(spec), inputs(spec, **data), 1e-5
+    nodes = {node.name for node in graph.nodes}
+
+    def moved(name, direction):
+        at = (
+            Point(graph, constants | weights | {name: weights[name] + h * direction}, watch=nodes)
+            for h in (step, -step)
+        )
+        up, down = (point.watched for point in at)
+        return {node: (up[node] - down[node]) / (2 * step) for node in nodes if up[node].is_floating_point()}
+
+    point = Point(graph, constants | weights, watch=nodes)
+    units = {name: torch.eye(w.numel(), dtype=w.dtype).view(-1, *w.shape) for name, w in weights.items()}
+    columns = [moved(name, unit) for name in graph.parameters for unit in units[name]]
+    found = set()
+    for node in nodes:
+        hangs = node in columns[0] and any(column[node].any() for column in columns)
+        if not hangs or point.watched[node].ndim != 3:
+            with pytest.raises(UsageError, match="depend" if not hangs else "features"):
+                block_jacobian(point, spec, node)
+            continue
+        found.add(node)
+        right = torch.stack([column[node].flatten() for column in columns], 1)
+        jacobian = block_jacobian(point, spec, node)
+        assert far(jacobian.dense(), right) < 1e-8
+        assert far(jacobian @ right.T.contiguous(), right @ right.T) < 1e-8
+    assert {f"blocks.0.{part}" for part in ("attn.q", "attn.k", "attn.v", "attn.join", "mlp.down")} <= found

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Set
 
 import torch
+from torch import Tensor
 
 from hesscore import chain
 from hesscore.chain import Point
@@ -45,24 +46,32 @@ def block_hessian(
 def block_jacobian(point: Point, spec: Spec, node: str, parts: Collection[str] | None = None) -> TokenJacobian:
     """The Jacobian of a ``node`` of the graph, such as ``blocks.0.attn.o``, by all parameters of the block.
 
-    The node has shape ``(B, L, z)`` and lies in the attention or after it; the graph may end there.  ``parts`` is as
-    for ``block_hessian``: the node depends on one of them at least.
+    The node has shape ``(B, L, z)``; the graph may end there.  ``parts`` is as for ``block_hessian``: the node depends
+    on one of them at least.  It is cheapest after the attention, where each weight has one feature for all of ``z``.
     """
     pieces, target = Pieces(point.graph, spec, parts), point.graph.index.get(node)
     if target is None:
         raise UsageError(f"no node of the graph is named {node}")
-    factors = []
+    before = point.graph.upstream({target})
+    factors, whole = [], set(pieces.others)
+
+    def maps(start: int, seeds: Tensor) -> Tensor:
+        moved = chain.tangents(point, {start: seeds}, {target})[target]
+        if moved.ndim != 4:
+            raise UsageError(f"{node} is not of shape (batch, length, features)")
+        return tokens(moved)
+
     for piece in pieces.at(point):
-        moved = chain.tangents(point, {piece.entry: piece.seeds}, {target})
-        if target in moved:
-            factors.append(Factor(piece.place, piece.features, tokens(moved[target])))
-    for name in pieces.others:
-        weight = point.leaves[name]
-        unit = torch.eye(weight.numel()).to(weight).view(-1, *weight.shape)
-        moved = chain.tangents(point, {point.graph.index[name]: unit}, {target})
-        if target in moved:
-            maps = tokens(moved[target])
-            factors.append(Factor(pieces.whole(name), maps.new_ones(len(maps), 1), maps))
+        if piece.entry not in before or (piece.entry == target and spec.bias):  # a bias is added after the entry
+            whole.update(piece.names)
+        else:
+            factors.append(Factor(piece.place, piece.features, maps(piece.entry, piece.seeds)))
+    for name in pieces.start:
+        if name in whole and point.graph.index[name] in before:
+            weight = point.leaves[name]
+            unit = torch.eye(weight.numel()).to(weight).view(-1, *weight.shape)
+            moved = maps(point.graph.index[name], unit)
+            factors.append(Factor(pieces.whole(name), moved.new_ones(len(moved), 1), moved))
     if not factors:
         raise UsageError(f"{node} does not depend on {', '.join(parts) if parts else 'the block'}")
     n, z = factors[0].maps.shape[:2]

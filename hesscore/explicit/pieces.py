@@ -36,6 +36,7 @@ TokenMap = Callable[[Tensor], Tensor]
 class Piece:
     """A weight with its bias, or the part of it that belongs to one head."""
 
+    names: Collection[str]
     place: Place
     entry: int
     features: Tensor
@@ -103,6 +104,7 @@ class Pieces:
             return pad(tokens(moved), (0, 0, 0, x.shape[-1] - moved.shape[-1]))  # nothing moves the 1 of the bias
 
         return Piece(
+            names=self._names(part),
             place=Place(self.start[f"blocks.0.{part}.weight"], (x.shape[-1], m), (m, 1)),
             entry=entry,
             features=x.flatten(0, 1),
@@ -119,6 +121,7 @@ class Pieces:
         seeds = x.new_zeros(x.shape[-1], batch, groups, heads, length, length)
         seeds[:, :, g, q] = scale * x.permute(2, 0, 1)[:, :, None]
         return Piece(
+            names=self._names("attn.k"),
             place=Place(self.start["blocks.0.attn.k.weight"] + g * width, (width, 1), (x.shape[-1], groups * width)),
             entry=entry,
             features=queries[:, :, g, q].flatten(0, 1),
@@ -135,6 +138,7 @@ class Pieces:
         seeds = x.new_zeros(width, batch, length, groups, heads, width)
         seeds[:, :, :, g, q] = torch.eye(width).to(x)[:, None, None]
         return Piece(
+            names=self._names("attn.v"),
             place=Place(self.start["blocks.0.attn.v.weight"] + g * width, (x.shape[-1], groups * width), (width, 1)),
             entry=entry,
             features=(weights[:, g, q] @ x).flatten(0, 1),
@@ -147,6 +151,9 @@ class Pieces:
     @property
     def _rotated(self) -> bool:
         return self.spec.positions == "rotary"
+
+    def _names(self, part: str) -> list[str]:
+        return [name for name in self.start if _part(name) == part]
 
     def _has(self, part: str) -> bool:
         return f"blocks.0.{part}.weight" in self.start
