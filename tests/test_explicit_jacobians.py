@@ -12,13 +12,14 @@ from hesscore.curvature import Curvature
 from hesscore.errors import UsageError
 from hesscore.explicit.block import block_jacobian
 from hesscore.explicit.ffn import FeedForward
-from hesscore.explicit.norm import norm_hessian, norm_jacobian
+from hesscore.explicit.norm import norm_curvature, norm_hessian, norm_jacobian
 from hesscore.explicit.tokens import block_diagonal
 from hesscore.spec import Spec
 from hesscore.wiring.model import inputs, model
 from tests import reference
 from tests.reference import ACTIVATIONS as PLAIN
 from tests.test_explicit_block import SPECS, draw, far
+from tests.test_hessian import twice
 
 RNG = torch.Generator().manual_seed(0)
 
@@ -139,3 +140,27 @@ def test_every_node_of_a_block(fields):
         assert far(jacobian.dense(), right) < 1e-8
         assert far(jacobian @ right.T.contiguous(), right @ right.T) < 1e-8
     assert {f"blocks.0.{part}" for part in ("attn.q", "attn.k", "attn.v", "attn.join", "mlp.down")} <= found
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(1e-5), LayerNorm(0.3), RMSNorm(1e-5), RMSNorm(0.0)], ids=repr)
+@pytest.mark.parametrize("curvature", [0.0, 0.7])
+@pytest.mark.parametrize("gains", ["none", "a number", "a vector"])
+def test_the_curvature_before_a_norm_is_a_diagonal_and_a_low_rank(norm, curvature, gains):
+    """Of ``curvature/2 |y|^2 + <gradient, y>`` by each token, whose gradient at ``y`` is made the given one."""
+    x, gradient = randn(3, 8), randn(3, 8)
+    gain = {"none": 1.0, "a number": -0.4, "a vector": randn(8)}[gains]
+    y = plain(norm, gain)(x)
+
+    def loss(token, n):
+        moved = plain(norm, gain)(token) - y[n]
+        return curvature / 2 * moved @ moved + gradient[n] @ moved
+
+    right = torch.stack([twice(lambda t, n=n: loss(t, n), x[n])[1] for n in range(3)])
+    found = norm_curvature(norm, x, gradient, curvature, gain)
+    dense, vectors = found.dense(), randn(3, 8, 2)
+    assert far(dense, right) < 1e-12
+    assert far(dense, dense.mT) < 1e-13
+    assert far(found @ vectors, dense @ vectors) < 1e-13
+    assert far(found.trace(), torch.einsum("naa->n", dense)) < 1e-13
+    rank = torch.linalg.matrix_rank(dense - found.diagonal.diag_embed(), hermitian=True)
+    assert int(rank.max()) <= (5 if gains == "a vector" else 3)
