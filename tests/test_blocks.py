@@ -1,13 +1,17 @@
 """Every block on its own: against the dense Hessian by double backward of a plain PyTorch block, at its real input."""
 
 import re
-from dataclasses import asdict
+import weakref
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 from torch.nn.functional import mse_loss
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hesscore import blocks, memory, problem
 from hesscore.analysis import select
@@ -296,6 +300,45 @@ def test_the_size_is_not_foretold_too_low(tmp_path, text):
     assert sum(stored.values()) / 2 < 8 * kept(p.spec, parts, 6, 3) < 40 * sum(stored.values())
 
 
+class Held(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made and not yet let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.alive = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage.data_ptr() not in self.alive:
+                weakref.finalize(storage, self.let_go, storage.data_ptr(), storage.nbytes())
+                self.alive.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+        return made
+
+    def let_go(self, address, size):
+        self.alive.discard(address)
+        self.now -= size
+
+
+@pytest.mark.parametrize("parts", ["attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "attn.q attn.k", "attn.v mlp.up"])
+@pytest.mark.parametrize("text", ["seq_len: 32\n", "seq_len: 2\nd_ff: 64\ngated: true\nactivation: silu\n"])
+def test_what_moves_is_foretold_within_a_factor_of_five(tmp_path, text, parts):
+    """Where tokens are many, the tangents of scores are most of what is held; where d_ff is large, those behind it."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"d_model: 8\nheads: 2\nbatch: 2\nplacement: post\n{text}" + "d_ff: 32\n" * ("d_ff" not in text))
+    p = open_blocks(path)
+    curvature, length, wanted = p.block(0), p.spec.seq_len, parts.split()
+    with Held() as held:
+        found = block_hessian(curvature, p.spec, parts=wanted)
+    stored = sum(t.phi.nbytes + t.psi.nbytes + t.maps.nbytes for t in found.terms)
+    assert held.most > 2 * stored
+    assert held.most <= 8 * kept(p.spec, wanted, 2 * length, length) < 5 * held.most
+
+
 def test_what_does_not_fit_is_refused_with_what_does(tmp_path, monkeypatch):
     p, _ = nanogpt(tmp_path, tokens=25)
     layers = by_layer(select(p))
@@ -353,6 +396,34 @@ def test_the_picture_has_a_panel_for_each_part_and_a_label_for_each_parameter():
     assert svg == draw(found, "title", "x.svg").decode()
     assert draw(found, "title", "x.PNG").startswith(b"\x89PNG")
     assert draw(found[-1:], "nothing but rounding", "x.svg")
+
+
+def test_the_picture_shows_the_frobenius_norm_of_each_pair_on_both_sides_of_the_diagonal(monkeypatch):
+    drawn: list[tuple[Axes, np.ndarray]] = []
+    draw_image = Axes.imshow
+
+    def watched(axes, data, **how):
+        drawn.append((axes, data))
+        return draw_image(axes, data, **how)
+
+    monkeypatch.setattr(Axes, "imshow", watched)
+    sizes = {("v", "v"): 1.0, ("v", "w"): 2.0, ("v", "u"): 3.0, ("w", "w"): 4.0, ("u", "u"): 6.0}
+    flat = [row("u", "w", part, 1e-30, blocks.FLAT) for part in blocks.PARTS]  # a pair may come either way round
+    found = [
+        replace(row(*pair, part, shift + size), spectral_norm=0.1 * size)
+        for shift, part in zip((0.0, 10.0, 20.0), blocks.PARTS, strict=True)
+        for pair, size in sizes.items()
+    ]
+    draw([*found, *flat, row("block", "block", "full", 99.0)], "title", "x.svg")
+    panels: dict[str, list[np.ndarray]] = {}
+    for axes, data in drawn:
+        panels.setdefault(axes.get_title(), []).append(data)
+    assert list(panels) == [f"block 0: {part}" for part in blocks.PARTS]
+    nan = np.nan
+    for shift, (grey, coloured) in zip((0.0, 10.0, 20.0), panels.values(), strict=True):
+        assert np.array_equal(grey, [[nan, nan, nan], [nan, nan, 1], [nan, 1, nan]], equal_nan=True)
+        norms = np.array([[1, 2, 3], [2, 4, nan], [3, nan, 6]])
+        assert np.array_equal(coloured, shift + norms, equal_nan=True)
 
 
 def test_the_sample_block_is_the_papers():

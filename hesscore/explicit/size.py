@@ -15,8 +15,10 @@ def kept(spec: Spec, parts: Collection[str], tokens: int, length: int) -> int:
     The maps of each piece and all after it, and beside each the derivatives of its features; the rows of what has no
     token-wise form; and the tangents of one piece at a time.
     """
-    pieces = _pieces(spec, parts)
+    groups = _pieces(spec, parts)
+    pieces = [piece for group in groups.values() for piece in group]
     maps = sum(m * sum(p + after for p, after in pieces[j:]) for j, (_, m) in enumerate(pieces))
+    moved = max((m * _moved(spec, part, length) for part, group in groups.items() for _, m in group), default=0)
     sizes = {
         name: prod(shape)
         for name, shape in model(spec).parameters.items()
@@ -24,13 +26,17 @@ def kept(spec: Spec, parts: Collection[str], tokens: int, length: int) -> int:
     }
     rotated = spec.positions == "rotary"
     rows = sum(size for name, size in sizes.items() if ".norm" in name or (rotated and ".attn.k." in name))
-    of_a_head = max((m for _, m in pieces if m in (spec.head_dim, spec.d_model + spec.bias)), default=1)
-    widest = max((m for _, m in pieces), default=1)
-    moved = 12 * of_a_head * spec.heads * length + widest * (3 * spec.d_ff + 8 * spec.d_model)
     return tokens * (maps + moved) + rows * sum(sizes.values())
 
 
-def _pieces(spec: Spec, parts: Collection[str]) -> list[tuple[int, int]]:
+def _moved(spec: Spec, part: str, length: int) -> int:
+    """Numbers for each token that one output of a part moves, with their cotangents; counted at the fullest moment."""
+    attention = {"attn.q": 10, "attn.k": 10, "attn.v": 1}.get(part, 0)
+    hidden = 0 if part == "mlp.down" else 12 if spec.gated else 6
+    return attention * spec.heads * length + hidden * spec.d_ff + 16 * spec.d_model
+
+
+def _pieces(spec: Spec, parts: Collection[str]) -> dict[str, list[tuple[int, int]]]:
     """Features and outputs of each of ``hesscore.explicit.pieces``, in the order of the block."""
     d, hidden, width, one = spec.d_model, spec.d_ff, spec.head_dim, int(spec.bias)
     groups = {
@@ -46,4 +52,4 @@ def _pieces(spec: Spec, parts: Collection[str]) -> list[tuple[int, int]]:
         del groups["attn.k"]
     if not spec.gated:
         del groups["mlp.gate"]
-    return [piece for part, pieces in groups.items() if part in parts for piece in pieces]
+    return {part: pieces for part, pieces in groups.items() if part in parts}
