@@ -154,15 +154,20 @@ def test_the_order_of_tokens_does_not_matter_where_none_is_hidden():
 
 
 def test_one_hot_attention_leaves_queries_and_keys_no_curvature():
-    """Each token sees itself alone, so that scores do nothing."""
-    spec, weights, data = draw({"seq_len": 1})
-    weights, data = reference.draw(spec, batch=3)
+    """Scores so far apart that the softmax is 0 and 1 in float64, and each token sees one other."""
+    spec, weights, data = draw({"seq_len": 5, "causal": False})
+    weights |= {name: 1e4 * weight for name, weight in weights.items() if ".attn.q." in name or ".attn.k." in name}
     swept = curvature(spec, weights, data)
+    (point,) = swept.points
+    attention = point.kept[swept.graph.index["blocks.0.attn.mix"]][0]
+    assert torch.equal(attention, attention.round())
+    assert torch.equal(attention.sum(-1), torch.ones_like(attention[..., 0]))
+    assert len({tuple(row) for row in attention[1, :, 0].argmax(-1).tolist()}) > 1
     found, start = block_hessian(swept, spec).dense(), 0
     for name in own(swept):
         rows = slice(start, start := start + weights[name].numel())
         moved = found[rows].abs().max()
-        assert moved < 1e-15 if ".attn.q." in name or ".attn.k." in name else moved > 1e-6
+        assert moved == 0 if ".attn.q." in name or ".attn.k." in name else moved > 1e-6
 
 
 def test_more_than_one_layer_is_refused():
@@ -225,3 +230,23 @@ def test_a_term_on_its_own_cells_with_one_side_crossed_has_a_diagonal():
     found = KroneckerSum((12, 12), torch.float64, [term, *term.symmetric()])
     assert far(found.diagonal(), found.dense().diagonal()) < 1e-14
     assert found.trace() == pytest.approx(float(found.dense().trace()), rel=1e-13)
+
+
+@pytest.mark.parametrize("crossed", list(product([False, True], repeat=2)), ids=repr)
+def test_the_norm_of_terms_that_call_other_indices_the_feature(crossed):
+    """On the same cells, the second with the indices of its rows, its columns, both or none the other way round."""
+    rng = torch.Generator().manual_seed(0)
+
+    def term(rows, columns):
+        at, by = Place(0, (2, 3), (3, 1)), Place(1, (4, 5), (5, 1))
+        a, b = (Place(p.start, p.outputs, p.features) if flip else p for p, flip in ((at, rows), (by, columns)))
+        shapes = (a.features[0],), (b.features[0],), (a.outputs[0], b.outputs[0])
+        phi, psi, maps = (torch.randn(7, *shape, generator=rng, dtype=torch.float64) for shape in shapes)
+        return Term(a, b, phi, psi, maps)
+
+    for first in product([False, True], repeat=2):
+        second = [a != b for a, b in zip(first, crossed, strict=True)]
+        found = KroneckerSum((6, 21), torch.float64, [term(*first), term(*second)])
+        assert found.frobenius() == pytest.approx(float(found.dense().norm()), rel=1e-13)
+        unit = torch.eye(21, dtype=torch.float64)
+        assert far(found.dense(), found @ unit) < 1e-14
