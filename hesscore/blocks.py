@@ -218,6 +218,7 @@ def _decomposed(row: BlockRow, matrix: Tensor, flat: bool, rounding: float) -> B
     """Everything, from all eigenvalues or singular values; what is within their error, which is rounding, is zero."""
     symmetric = row.row == row.column
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2) if symmetric else torch.linalg.svdvals(matrix).flip(0)
+    values = values.clamp(min=0) if row.part == "outer" else values  # a squared error is convex
     norm = float(values.abs().max())
     error = rounding + UNSEEN[values.dtype] * norm + (float((matrix - matrix.T).norm()) if symmetric else 0.0)
     flat = flat or norm <= error
@@ -243,6 +244,7 @@ def _estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) ->
     symmetric = row.row == row.column
     found = ends(block if symmetric else _Gram(block), tolerance, rng)
     (low, high), (low_error, high_error) = found.values, found.errors
+    low = max(low, 0.0) if row.part == "outer" else low
     if symmetric:
         norm, error = max(abs(low), abs(high)), max(low_error, high_error)
         row = replace(row, lambda_max=high, lambda_max_error=high_error, lambda_min=low, lambda_min_error=low_error)

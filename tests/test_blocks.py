@@ -180,6 +180,17 @@ def test_where_it_is_too_large_only_the_ends_are_told_within_their_errors(tmp_pa
                 assert error <= 1.1e-3 * right.spectral_norm
 
 
+@pytest.mark.parametrize("exact_up_to", [4096, 3], ids=["exact", "estimated"])
+def test_nothing_of_the_outer_part_is_negative(tmp_path, monkeypatch, exact_up_to):
+    """Its null spaces are wide, and rounding would put some of their eigenvalues below zero."""
+    monkeypatch.setattr(blocks, "EXACT_UP_TO", exact_up_to)
+    found = [row for row in rows_of(opened(tmp_path, ""))[0] if row.row == row.column]
+    outer = [row for row in found if row.part == "outer"]
+    assert {row.exact for row in outer} == {exact_up_to > 3}
+    assert min(row.lambda_min for row in outer) == 0
+    assert min(row.lambda_min for row in found) < 0
+
+
 def test_what_has_not_converged_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "EXACT_UP_TO", 3)
     monkeypatch.setattr("hesscore.spectrum.ends.EXACT_UP_TO", 3)
