@@ -116,7 +116,7 @@ def _show_block(layer: int, rows: list[BlockRow]) -> None:
             for row in full
             if row.row == row.column
         ],
-        spare=("condition", "entropy", "neg %", "trace"),
+        spare=("neg %", "entropy", "condition", "trace"),
     )
 
 

@@ -4,7 +4,7 @@ rich is loaded only where a terminal is there to show it; it honours ``NO_COLOR`
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil, isfinite
 from typing import NamedTuple
@@ -66,10 +66,11 @@ def message(text: str) -> None:
     print(_printable(text), file=sys.stderr)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Collection[str] = ()) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
     """Print ``rows`` under ``columns``: rounded on a terminal, every digit in a pipe, never cut short.
 
-    A terminal that is too narrow for all columns does without those in ``spare``, and says so.
+    A terminal that is too narrow for all columns does without those in ``spare``, the first of them first, as few as
+    it can, and says so.
     """
     records = [list(row) for row in rows]
     cells = [[_cell(value, rounded=on_terminal()) for value in record] for record in records]
@@ -153,9 +154,7 @@ def _plain_table(columns: Sequence[str], cells: list[list[str]], numeric: list[b
         print("  ".join(padded).rstrip())
 
 
-def _rich_table(
-    columns: Sequence[str], cells: list[list[str]], numeric: list[bool], spare: Collection[str] = ()
-) -> None:
+def _rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool], spare: Sequence[str] = ()) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -167,8 +166,9 @@ def _rich_table(
     whole = [right or (i == 0 and widths[0] <= console.width // 3) for i, right in enumerate(numeric)]
     least = [2 + (width if kept else min(width, FOLDED)) for width, kept in zip(widths, whole, strict=True)]
     shown = list(range(len(columns)))
-    if sum(least) > console.width:
-        shown = [i for i in shown if columns[i] not in spare]
+    for i in map(columns.index, spare):
+        if sum(least[j] for j in shown) > console.width:
+            shown.remove(i)
     console.width = max(console.width, sum(least[i] for i in shown))  # rich would crop what does not fit
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for i in shown:
@@ -177,5 +177,5 @@ def _rich_table(
         grid.add_row(*(Text(line[i]) for i in shown))  # Text, because a plain str would be read as rich's markup
     console.print(grid)
     if len(shown) < len(columns):
-        left_out = ", ".join(column for column in columns if column in spare)
+        left_out = ", ".join(column for i, column in enumerate(columns) if i not in shown)
         print(f"A wider terminal shows {left_out}, too.")

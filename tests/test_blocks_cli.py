@@ -145,6 +145,17 @@ def test_a_terminal_gets_a_shaded_square_and_the_diagonal():
     assert not re.search(r"\x1b\[[0-9;]*[34]8", on_terminal([PAPER_BLOCK], 110, NO_COLOR="1")[1])
 
 
+@pytest.mark.parametrize(("width", "left_out"), [(80, ["condition", "entropy", "neg %"]), (100, ["neg %"]), (120, [])])
+def test_a_narrow_terminal_does_without_as_few_columns_as_it_can(width, left_out):
+    shown = plain(on_terminal([PAPER_BLOCK], width)[1])
+    table = shown.partition("norm2\n")[2].partition("─")[0].splitlines()[-2]
+    optional = ["trace", "condition", "entropy", "neg %"]
+    assert [column for column in optional if column not in table] == left_out
+    assert (f"\nA wider terminal shows {', '.join(left_out)}, too.\n" in shown) == bool(left_out)
+    assert ("A wider terminal" in shown) == bool(left_out)
+    assert max(map(len, shown.splitlines()[5:])) <= width
+
+
 INTERRUPTED = """
 import os, signal
 from hesscore import blocks
