@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json as text
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from math import isnan
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,14 +24,14 @@ MEMORY = ("peak (MB)", "of a run (MB)")
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: for the values, not for the times.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: for the values alone.")] = False,
     json: Json = None,
     md: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown; - is stdout.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Time the closed forms beside autograd and the floor.
+    """Time and peak memory of the closed forms, beside those of autograd and of the floor.
 
-    Exit 1 if two contestants disagree about a value; times are reported, not judged.
+    Exit 1 if two contestants disagree about a value; times and memory are reported, not judged.
     """
     from hesscore.bench import cases, environment
     from hesscore.bench.page import page
@@ -48,10 +48,8 @@ def bench(
         with progress("bench", len(todo), quiet) as advance:
             for case in todo:
                 found = measure(case)
-                if case.memory:
-                    taken = [(timing, peaks(case, timing, quick)) for timing in found]
-                    found = [replace(timing, **peak._asdict()) if peak else timing for timing, peak in taken]
-                timings += found
+                taken = {} if quick else peaks(case, quick)
+                timings += [replace(timing, **taken.get(timing.contestant, {})) for timing in found]
                 done += 1
                 advance(1)
     except KeyboardInterrupt:
@@ -59,7 +57,7 @@ def bench(
     about = {"schema_version": 1, "hess_version": __version__, "quick": quick, **environment()}
     rows = [asdict(timing) | {"error": None if isnan(timing.error or 0) else timing.error} for timing in timings]
     record = about | {"rows": rows}
-    deliver({json: text.dumps(record, indent=1, allow_nan=False) + "\n", md: page(record)}, lambda: _show(timings))
+    deliver({json: text.dumps(record, indent=1, allow_nan=False) + "\n", md: page(record)}, lambda: _show(rows))
     if done < len(todo):
         raise typer.Exit(130)
     wrong = [timing for timing in timings if not timing.right]
@@ -69,22 +67,22 @@ def bench(
         raise typer.Exit(1)
 
 
-def _show(timings: Sequence[Timing]) -> None:
+def _show(rows: Iterable[Mapping[str, Any]]) -> None:
     """A table for each case; ratios are to our first contestant and to the floor."""
-    for case, size in dict.fromkeys((timing.case, timing.size) for timing in timings):
-        rows = [timing for timing in timings if (timing.case, timing.size) == (case, size)]
-        measured = any(row.peak_bytes is not None for row in rows)
+    from hesscore.bench.page import by_case, ratios
+
+    for (case, size), several in by_case(rows).items():
+        measured = any(row["peak_bytes"] is not None for row in several)
         show(f"{case}: {size}")
-        table(COLUMNS + MEMORY * measured, [list(_cells(row, rows, measured)) for row in rows])
+        table(COLUMNS + MEMORY * measured, [list(_cells(row, ratios(row, several), measured)) for row in several])
         show("")
 
 
-def _cells(row: Timing, rows: Sequence[Timing], measured: bool) -> Iterator[object]:
-    floor = next((row.seconds for row in rows if row.role == "floor"), None)
-    yield f"{row.contestant} ({row.role})"
-    for number in (1e3 * row.seconds, row.seconds / rows[0].seconds, floor and row.seconds / floor):
+def _cells(row: Mapping[str, Any], ratios: Iterable[float | None], measured: bool) -> Iterator[object]:
+    yield f"{row['contestant']} ({row['role']})"
+    for number in 1e3 * row["seconds"], *ratios:
         yield Measured(number) if on_terminal() else number
-    yield row.error and float(f"{row.error:.1e}")
+    yield row["error"] and float(f"{row['error']:.1e}")
     if measured:
-        for size in row.peak_bytes, row.run_bytes:
+        for size in row["peak_bytes"], row["run_bytes"]:
             yield size and size / 1e6

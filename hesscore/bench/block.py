@@ -23,7 +23,7 @@ def cases(quick: bool) -> Iterator[Case]:
     small = Spec(d_model=8, d_ff=16, heads=2, seq_len=8, bias=False)
     yield _jacobian(small if quick else Spec(d_model=32, d_ff=128, heads=2, seq_len=16, bias=False))
     spec = small if quick else Spec(d_model=16, d_ff=64, heads=2, seq_len=16, bias=False)
-    yield _hessian(spec, memory=not quick)
+    yield _hessian(spec)
     yield trace(spec, 0.1 if quick else 0.01)
 
 
@@ -44,7 +44,7 @@ def _jacobian(spec: Spec) -> Case:
     )
 
 
-def _hessian(spec: Spec, memory: bool) -> Case:
+def _hessian(spec: Spec) -> Case:
     drawn = Drawn(spec, torch.float64)
     loss, x, n = of_flat(drawn.loss, drawn.weights), flat(drawn.weights), drawn.count
 
@@ -56,7 +56,6 @@ def _hessian(spec: Spec, memory: bool) -> Case:
         drawn.size,
         tuple(for_hessian(structured, loss, x)),
         TOLERANCE[torch.float64],
-        memory=memory,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from hesscore.explicit.kronecker import KroneckerSum
 from hesscore.explicit.tokens import TokenJacobian
 
 Function = Callable[[Tensor], Tensor]
+Structured = TypeVar("Structured")
 
 
 def for_jacobian(
@@ -25,7 +27,7 @@ def for_jacobian(
         return found.reshape(outputs, -1)
 
     return [
-        *_ours(structured, matrix),
+        *ours(structured, TokenJacobian.dense),
         Contestant("autograd, a pass an output", "rival", lambda: lambda: jacobian(f, x), matrix),
         Contestant("torch.func: jacrev", "rival", lambda: lambda: jacrev(f)(x), matrix),
         *[Contestant("torch.func: jacfwd", "rival", lambda: lambda: jacfwd(f)(x), matrix)] * forward,
@@ -36,9 +38,6 @@ def for_jacobian(
 def for_hessian(structured: Callable[[], KroneckerSum], f: Function, x: Tensor) -> list[Contestant]:
     """The Hessian of ``f (n,) -> ()`` at ``x``."""
 
-    def matrix(found: Tensor) -> Tensor:
-        return found
-
     def by_rows() -> Tensor:
         leaf = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
@@ -47,15 +46,20 @@ def for_hessian(structured: Callable[[], KroneckerSum], f: Function, x: Tensor) 
         )
 
     return [
-        *_ours(structured, matrix),
-        Contestant("autograd, a pass a row", "rival", lambda: by_rows, matrix),
-        Contestant("torch.func: jacfwd(grad)", "rival", lambda: lambda: jacfwd(grad(f))(x), matrix),
+        *ours(structured, KroneckerSum.dense),
+        Contestant("autograd, a pass a row", "rival", lambda: by_rows, itself),
+        Contestant("torch.func: jacfwd(grad)", "rival", lambda: lambda: jacfwd(grad(f))(x), itself),
         writing(len(x), len(x), dtype=x.dtype),
     ]
 
 
-def _ours(structured: Callable[[], TokenJacobian | KroneckerSum], matrix: Function) -> list[Contestant]:
+def ours(structured: Callable[[], Structured], dense: Callable[[Structured], Tensor]) -> list[Contestant]:
+    """The matrix, and what it is written out from."""
     return [
-        Contestant("dense", "ours", lambda: lambda: structured().dense(), matrix),
-        Contestant("structured", "ours", lambda: structured),
+        Contestant("dense", "ours", lambda: lambda: dense(structured()), itself),
+        Contestant("structured", "ours", lambda: structured, dense),
     ]
+
+
+def itself(found: Tensor) -> Tensor:
+    return found

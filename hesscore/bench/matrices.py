@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.func import jacfwd, jacrev, vmap
 
+from hesscore.bench.contestants import ours
 from hesscore.bench.drawn import named
 from hesscore.bench.timing import TOLERANCE, Case, Contestant, writing
 from hesscore.components.layernorm import LayerNorm
@@ -22,12 +23,15 @@ SIZES = ((8, 16, 32), (16, 32, 128), (32, 64, 256))
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    for tokens, d, d_ff in SIZES[: 1 if quick else None]:
-        yield from _cases(tokens, d, d_ff, torch.float32)
+    for size in SIZES[: 1 if quick else None]:
+        yield from _cases(*size, torch.float32, fresh=size != SIZES[0])
 
 
-def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]:
-    """The Jacobians of a LayerNorm and of an FFN with ReLU, and the Hessians of the LayerNorm."""
+def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype, fresh: bool) -> Iterator[Case]:
+    """The Jacobians of a LayerNorm and of an FFN with ReLU, and the Hessians of the LayerNorm.
+
+    Not ``fresh`` is what a few pages of memory would take longer to come by than to compute.
+    """
     rng = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
@@ -50,24 +54,16 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
         plain: Callable[[], Tensor],
         func: Callable[[], Tensor],
     ) -> Case:
-        def dense() -> Tensor:
-            found = structured()
-            return found.dense() if isinstance(found, TokenJacobian) else block_diagonal(found)
-
         contestants = (
-            Contestant("dense", "ours", lambda: dense, _matrix),
-            Contestant("structured", "ours", lambda: structured),
+            *ours(structured, _dense),
             Contestant("autograd, a pass an output", "rival", lambda: plain, _matrix),
-            Contestant("torch.func, by token", "rival", lambda: func, _tokens),
+            Contestant("torch.func, by token", "rival", lambda: func, _matrix),
             writing(tokens * d, columns, dtype=dtype),
         )
-        return Case(name, size, contestants, TOLERANCE[dtype])
+        return Case(name, size, contestants, TOLERANCE[dtype], fresh)
 
     def _matrix(found: Tensor) -> Tensor:
         return found.reshape(tokens * d, -1)
-
-    def _tokens(found: Tensor) -> Tensor:
-        return block_diagonal(found) if found.shape == (tokens, d, d) else _matrix(found)
 
     layernorm = LayerNorm(1e-5)
     yield case(
@@ -75,7 +71,7 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
         tokens * d,
         lambda: norm_jacobian(layernorm, x, gain),
         lambda: jacobian(norm, x),
-        lambda: vmap(jacrev(norm))(x),
+        lambda: block_diagonal(vmap(jacrev(norm))(x)),
     )
     yield Case(
         "LayerNorm Hessian",
@@ -87,6 +83,7 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
             writing(tokens * d, d * d, dtype=dtype),
         ),
         TOLERANCE[dtype],
+        fresh,
     )
     yield case(
         "FFN Jacobian by W_1",
@@ -107,8 +104,12 @@ def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype) -> Iterator[Case]
         tokens * d,
         lambda: FeedForward(x, up, down, "relu", bias).by_input(),
         lambda: jacobian(lambda x: ffn(x, up, down), x),
-        lambda: vmap(jacrev(lambda x: ffn(x, up, down)))(x),
+        lambda: block_diagonal(vmap(jacrev(lambda x: ffn(x, up, down)))(x)),
     )
+
+
+def _dense(found: Tensor | TokenJacobian) -> Tensor:
+    return found.dense() if isinstance(found, TokenJacobian) else block_diagonal(found)
 
 
 def _twice(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

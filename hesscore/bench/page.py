@@ -7,6 +7,9 @@ from typing import Any
 
 SUMMARY = ("what", "size", "ours", "fastest rival", "times as fast", "/ floor")
 
+Row = Mapping[str, Any]
+"""A ``timing.Timing``, by field."""
+
 COLUMNS = ("contestant", "time", "/ ours", "/ floor", "peak (MB)", "of a run (MB)", "error")
 
 LEGEND = """\
@@ -16,16 +19,21 @@ Each table is one thing, computed by several contestants from the same weights a
 
 - **Roles**: *ours* is `hesscore`; *rivals* are autograd, `torch.func` and other libraries, each in a way that is right
   (`torch.func.hessian` is not, on a norm that learns); a *floor* is what no implementation can do without: to write the
-  result once, or the matrix products alone. What is *structured* is not written out, and may be below that floor.
+  result once, or the matrix products alone. What is *structured* is written out for its value alone, not in its time,
+  and may be below that floor.
 - **Time**: the median over turns taken by all contestants of a table, after a first run that does not count. Where a
   name says no more, it is from weights and data to the result. In a Hessian-vector product what does not depend on the
   vector is prepared before: the point and its gradient for ours, the graph of the gradient for the kept graph, and
   nothing for the others.
+- **Fresh memory**: before every run, ours and the floor's too, all free memory is given back to the system (which takes
+  glibc). Nobody finds what others left behind, and each pays, page by page, for all that it takes. At the papers' size
+  (8 tokens, d 16) it is kept instead, as a few pages would cost more than the rest: there memory is warm for all.
 - **/ ours, / floor**: the time over that of the first contestant, and over that of the floor.
 - **Peak**: the most memory at any moment from weights and data to the result, preparation included; compare it with
   that of double backward from scratch. **Of a run**: the most that what is timed takes beyond what was prepared;
-  compare it with that of double backward on a kept graph. Both are measured in a process for each contestant, after a
-  first run, so that its code does not count.
+  compare it with that of double backward on a kept graph. Both are of the resident size, in a process for each case,
+  from fresh memory and after a first run, so that code does not count. They come in pages of 4 kB, and vary by a few of
+  these, or by a tenth, from run to run.
 - **Error**: the relative distance, in the Frobenius norm, to the value of the first contestant. An estimate has none:
   Hutchinson's takes as many probes as a standard error of the given part of the trace needs, by the exact variance
   `2 (|H|_F^2 - sum_i h_ii^2)` of a product with random signs.
@@ -36,13 +44,14 @@ LIMITS = """\
 
 - **Jacobians at the papers' size** (8 tokens, d 16): a few calls of torch and a few lines of Python, at one to two
   microseconds each, are all there is. A thousand times as fast as plain autograd would leave room for two of them.
-- **Dense Jacobians by a weight**: most of the time is writing the matrix, for us and for rivals alike. Fresh memory is
-  handed out page by page, which takes ten times as long as filling it, and all end at the same floor.
+- **Larger dense Jacobians of a LayerNorm and an FFN**: most of the time is writing the matrix, for us and for rivals
+  alike. Fresh memory is handed out page by page, which takes several times as long as filling it, and all end at the
+  same floor. By the input that matrix is nearly all zeros, between different tokens: *structured* does without them.
 - **Attention and block Jacobians**: every map between a weight and the output is a few calls, for all outputs of the
   weight at once; `jacrev` needs as many for all outputs of the block.
-- **Dense block Hessian**: a third is the sum itself, sweeps with as many tangents as the weights have outputs. The rest
-  are matrix products over 16 tokens, so thin that they cost what writing their result costs, and two strided copies to
-  put that into its place. `jacfwd(grad)` takes about 15 times as long as touching as much fresh memory once.
+- **Dense block Hessian**: a quarter is the sum itself, sweeps with as many tangents as the weights have outputs, and
+  about as much is fresh memory for the matrix. The rest are matrix products over 16 tokens, so thin that they cost what
+  writing their result costs, and two strided copies to put that into its place.
 - **Hessian-vector products**: the floor is six matrix products a weight, run again on the same arrays. Passes over
   activations (softmax, norms, gates, sums) come on top, each a call of its own. A kept graph has the same products to
   do.
@@ -59,21 +68,35 @@ def page(record: Mapping[str, Any]) -> str:
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield "# Speed\n"
     quick = (
-        " Sizes are small (`--quick`): these tables are for the values, not for the times." if record["quick"] else ""
+        " Sizes are small (`--quick`): these tables are for the values, not for the times, and memory is not measured."
+        if record["quick"]
+        else ""
     )
     yield f"Written by `hess bench --md`.{quick}\n"
     for name in ("processor", "cores", "threads", "system", "python", "torch"):
         yield f"- {name}: {record[name]}"
     yield f"- hess: {record['hess_version']}\n"
-    cases: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in record["rows"]:
-        cases.setdefault((row["case"], row["size"]), []).append(row)
+    cases = by_case(record["rows"])
     yield from _table(SUMMARY, (_summary(case, size, rows) for (case, size), rows in cases.items()))
     yield LEGEND
     yield LIMITS
     for (case, size), rows in cases.items():
         yield f"## {case}: {size}\n"
         yield from _table(COLUMNS, _cells(rows))
+
+
+def by_case(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The contestants of each case, which goes by its name and size."""
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        cases.setdefault((row["case"], row["size"]), []).append(row)
+    return cases
+
+
+def ratios(row: Row, rows: Sequence[Row]) -> tuple[float, float | None]:
+    """The time over that of the first contestant, and over that of the floor if the case has one."""
+    floor = next((row["seconds"] for row in rows if row["role"] == "floor"), None)
+    return row["seconds"] / rows[0]["seconds"], floor and row["seconds"] / floor
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -83,26 +106,20 @@ def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[s
     yield ""
 
 
-def _summary(case: str, size: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _summary(case: str, size: str, rows: Sequence[Row]) -> list[str]:
     """A case in a line: our first contestant, the fastest rival, and the floor."""
     ours = rows[0]["seconds"]
     rival = min(row["seconds"] for row in rows if row["role"] == "rival")
-    return [case, size, duration(ours), duration(rival), digits(rival / ours), digits(_over_floor(rows[0], rows))]
+    return [case, size, duration(ours), duration(rival), digits(rival / ours), digits(ratios(rows[0], rows)[1])]
 
 
-def _over_floor(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
-    floor = next((row["seconds"] for row in rows if row["role"] == "floor"), None)
-    return None if floor is None else float(row["seconds"] / floor)
-
-
-def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+def _cells(rows: Sequence[Row]) -> Iterator[list[str]]:
     """Of the contestants of one case."""
     for row in rows:
         yield [
             f"{row['contestant']} ({row['role']})",
             duration(row["seconds"]),
-            digits(row["seconds"] / rows[0]["seconds"]),
-            digits(_over_floor(row, rows)),
+            *map(digits, ratios(row, rows)),
             *(digits(row[name] and row[name] / 1e6) for name in ("peak_bytes", "run_bytes")),
             "-" if row["error"] is None else f"{row['error']:.1e}" if row["error"] else "0",
         ]

@@ -1,60 +1,53 @@
-"""Peak memory of a contestant, in a process of its own: ``python -m hesscore.bench.peak CASE CONTESTANT QUICK``.
+"""Peak memory of contestants, in a process for each case: ``python -m hesscore.bench.peak CASE QUICK``.
 
 The kernel keeps the high-water mark of a process, and Linux can set it back: elsewhere there is nothing to tell.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from hesscore.bench import cases
-from hesscore.bench.timing import Case, Run, Timing
+from hesscore.bench.timing import Case, Run, give_back
 
 FORGET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 
-
-class Peaks(NamedTuple):
-    """As in ``timing.Timing``."""
-
-    peak_bytes: int
-    run_bytes: int
+Peaks = dict[str, Any]
+"""``peak_bytes`` and ``run_bytes``, as in ``timing.Timing``."""
 
 
-def peaks(case: Case, timing: Timing, quick: bool) -> Peaks | None:
-    """Those of a contestant, or ``None`` where the system does not tell."""
-    words = [sys.executable, "-m", "hesscore.bench.peak", case.title, timing.contestant, str(int(quick))]
-    found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    return found and Peaks(*found)
+def peaks(case: Case, quick: bool) -> dict[str, Peaks]:
+    """Those of its contestants, by name; of none where the system does not tell."""
+    words = [sys.executable, "-m", "hesscore.bench.peak", case.title, str(int(quick))]
+    found: dict[str, Peaks] = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return found
 
 
-def main(title: str, contestant: str, quick: str) -> None:
+def main(title: str, quick: str) -> None:
     case = next(case for case in cases(bool(int(quick))) if case.title == title)
-    prepare = next(c for c in case.contestants if c.name == contestant).prepare
-    prepare()()  # code is loaded at its first use
-    print(json.dumps(_measure(prepare) if FORGET.exists() else None))
+    print(json.dumps({c.name: peak_of(c.prepare) for c in case.contestants} if FORGET.exists() else {}))
 
 
-def _measure(prepare: Callable[[], Run]) -> Peaks:
+def peak_of(prepare: Callable[[], Run]) -> Peaks:
+    """Of a contestant, after a first run: code is loaded at its first use."""
+    prepare()()
     start = _fresh_mark()
     run = prepare()
     highest = _mark()
     prepared = _fresh_mark()
     run()
-    return Peaks(max(highest, _mark()) - start, _mark() - prepared)
+    return {"peak_bytes": max(highest, _mark()) - start, "run_bytes": _mark() - prepared}
 
 
 def _fresh_mark() -> int:
     """Set the high-water mark back to what is resident, which is returned, without what is free already."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    give_back()
     FORGET.write_text("5")
     return _mark()
 

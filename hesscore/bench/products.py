@@ -62,7 +62,6 @@ def product_case(spec: Spec) -> Case:
             Contestant("its matrix products", "floor", lambda: _matrix_products(drawn)),
         ),
         tolerance=1e-3,
-        memory=True,
     )
 
 

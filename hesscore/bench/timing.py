@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import gc
+import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -20,6 +23,8 @@ LEAST, MOST = 3, 1000
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of a matrix, by its dtype."""
+
+GLIBC = platform.libc_ver()[0] == "glibc"
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class Case:
     size: str
     contestants: tuple[Contestant, ...]
     tolerance: float
-    memory: bool = False
-    """Whether its peak is worth a process for each contestant."""
+    fresh: bool = True
+    """Whether every run starts from an allocator that holds nothing, and so pays for the memory that it takes."""
 
     @property
     def title(self) -> str:
@@ -79,17 +84,21 @@ class Timing:
 def measure(case: Case) -> list[Timing]:
     """Every contestant in turn, round after round, so that what slows the machine down slows all of them."""
     runs = {c.name: c.prepare() for c in case.contestants}
-    values = {c.name: c.value(runs[c.name]()) for c in case.contestants if c.value}
-    right = next(iter(values.values()), None)
-    errors = {name: float((value - right).norm() / right.norm()) for name, value in values.items() if right is not None}
+    errors = _errors(case, runs)
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # caches, threads and allocators warm up
+    give_back()
+    gc.freeze()  # then it takes microseconds to collect what a run leaves behind
     while active := [name for name, times in spent.items() if _goes_on(times)]:
         for name in active:
+            if case.fresh:
+                give_back()
             started = perf_counter()
-            runs[name]()
+            result = runs[name]()
             spent[name].append(perf_counter() - started)
+            del result  # takes time as well, and the next one would have to do without its memory
+    gc.unfreeze()
     return [
         Timing(
             case=case.name,
@@ -103,6 +112,23 @@ def measure(case: Case) -> list[Timing]:
         )
         for c in case.contestants
     ]
+
+
+def give_back() -> None:
+    """Give free memory back to the system, that of garbage too: else who comes next has it for nothing.
+
+    Only glibc can be asked to.
+    """
+    gc.collect()
+    if GLIBC:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _errors(case: Case, runs: Mapping[str, Run]) -> dict[str, float]:
+    """Of all that have a value, by name."""
+    values = {c.name: c.value(runs[c.name]()) for c in case.contestants if c.value}
+    right = next(iter(values.values()), None)
+    return {name: float((value - right).norm() / right.norm()) for name, value in values.items() if right is not None}
 
 
 def _goes_on(times: list[float]) -> bool:
