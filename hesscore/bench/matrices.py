@@ -30,7 +30,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def _cases(tokens: int, d: int, d_ff: int, dtype: torch.dtype, fresh: bool) -> Iterator[Case]:
     """The Jacobians of a LayerNorm and of an FFN with ReLU, and the Hessians of the LayerNorm.
 
-    Not ``fresh`` is what a few pages of memory would take longer to come by than to compute.
+    Not ``fresh`` are those that take less time than the pages they are written to.
     """
     rng = torch.Generator().manual_seed(0)
 
