@@ -49,10 +49,8 @@ def test_norms(plain, n, d, eps, has_gain, seed):
     """Of two features or fewer, LayerNorm leaves signs alone."""
     x, gain, shift = randn(seed, (n, d), (d,), (d,))
     scale = gain if has_gain else torch.ones(d, dtype=torch.float64)
-    if plain == "layernorm":
-        norm, y = LayerNorm(eps), F.layer_norm(x, (d,), scale, shift, eps)
-    else:
-        norm, y = RMSNorm(eps), F.rms_norm(x, (d,), scale, eps)
+    norm = LayerNorm(eps) if plain == "layernorm" else RMSNorm(eps)
+    y = F.layer_norm(x, (d,), scale, shift, eps) if plain == "layernorm" else F.rms_norm(x, (d,), scale, eps)
     by_token = {"x": x.detach()} | ({"gain": gain.detach()} if has_gain else {})
     jacobian = rows(y, x, create_graph=True)
     first = of_a_token(jacobian)
