@@ -30,6 +30,7 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
     from matplotlib import rc_context
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     pairs = [row for row in rows if row.row != WHOLE]
     layers = list(dict.fromkeys(row.layer for row in pairs))
@@ -38,10 +39,12 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
     names = list(dict.fromkeys(name for row in pairs for name in (row.row, row.column)))
     norms = [row.frobenius for row in pairs if row.frobenius and row.note != FLAT]
     most = max(norms, default=1.0)
-    scale = LogNorm(max(min(norms, default=1.0), most * 10.0**-DECADES) * (1 - 1e-9), most)
+    least, lowest = min(norms, default=1.0), most * 10.0**-DECADES
+    scale = LogNorm(max(least, lowest) * (1 - 1e-9), most)
     side = 1.2 + 0.2 * len(names)
+    clear = ConstrainedLayoutEngine(h_pad=0.1)  # inches, between the titles too
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hess", "font.size": 8}):
-        figure = Figure((3 * side + 2.2, len(layers) * (side - 0.5) + 1.7), layout="constrained")
+        figure = Figure((3 * side + 2.2, len(layers) * (side - 0.5) + 1.7), layout=clear)
         figure.suptitle(title, fontsize=10)
         panels = figure.subplots(len(layers), len(PARTS), sharex=True, sharey=True, squeeze=False)
         for line, layer in zip(panels, layers, strict=True):
@@ -57,7 +60,8 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
                 panel.grid(which="minor", color="white", linewidth=1)
                 panel.tick_params(which="both", length=0)
                 panel.spines[:].set_visible(False)
-        bar = figure.colorbar(image, ax=panels, label="Frobenius norm", shrink=0.8, aspect=40, extend="min")
+        below = "min" if least < lowest else "neither"
+        bar = figure.colorbar(image, ax=panels, label="Frobenius norm", shrink=0.8, aspect=40, extend=below)
         bar.outline.set_visible(False)
         written = BytesIO()
         metadata = {"Date": None} if path.lower().endswith(".svg") else {}

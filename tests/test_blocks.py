@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -435,6 +436,20 @@ def test_the_picture_shows_the_frobenius_norm_of_each_pair_on_both_sides_of_the_
         assert np.array_equal(grey, [[nan, nan, nan], [nan, nan, 1], [nan, 1, nan]], equal_nan=True)
         norms = np.array([[1, 2, 3], [2, 4, nan], [3, nan, 6]])
         assert np.array_equal(coloured, shift + norms, equal_nan=True)
+
+
+@pytest.mark.parametrize(("least", "extend"), [(1e-5, "neither"), (1e-7, "min")])
+def test_the_bar_points_below_only_where_something_lies(least, extend, monkeypatch):
+    bars = []
+    draw_bar = Figure.colorbar
+
+    def watched(*arguments, **how):
+        bars.append(draw_bar(*arguments, **how))
+        return bars[-1]
+
+    monkeypatch.setattr(Figure, "colorbar", watched)
+    draw([row("w", "w", part, size) for part, size in zip(blocks.PARTS, (1.0, least, 0.5), strict=True)], "", "x.svg")
+    assert [bar.extend for bar in bars] == [extend]
 
 
 def test_the_sample_block_is_the_papers():
