@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import combinations_with_replacement
 from math import log10
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -47,13 +48,14 @@ def analyze_blocks(
     report = BlockReport(problem, {}, settings, [name for names in layers.values() for name in names])
     keep_on_interrupt()
     try:
-        with progress("analyze", total, quiet) as advance:
+        sizes = [[problem.parameters[name].numel() for name in names] for names in layers.values()]
+        with progress("analyze", sum(map(_work_of_a_block, sizes)), quiet) as advance:
             for layer, names in layers.items():
                 curvature = problem.block(layer, settings["target"], seed)
                 report.loss[layer] = float(curvature.loss)
                 for row in analyze(curvature, problem.spec, layer, names, seed, settings["tolerance"]):
                     report.rows.append(row)
-                    advance(1)
+                    advance(_work(row.n_rows, row.n_columns))
     except KeyboardInterrupt:
         message(f"interrupted: {len(report.rows)} of {total} rows are finished")
     report.duration = monotonic() - started
@@ -64,6 +66,22 @@ def analyze_blocks(
     deliver(contents, lambda: _show(report))
     if len(report.rows) < total:
         raise typer.Exit(130)
+
+
+def _work(rows: int, columns: int) -> int:
+    """In proportion to decomposing a matrix; what is too large for that is estimated, and takes no longer."""
+    from hesscore.blocks import EXACT_UP_TO
+
+    shorter, longer = sorted(min(n, EXACT_UP_TO) for n in (rows, columns))
+    return longer * shorter**2
+
+
+def _work_of_a_block(sizes: list[int]) -> int:
+    """Of all rows for parameters of these sizes."""
+    from hesscore.blocks import PARTS
+
+    pairs = [*combinations_with_replacement(sizes, 2), (sum(sizes), sum(sizes))]
+    return len(PARTS) * sum(_work(rows, columns) for rows, columns in pairs)
 
 
 def _show(report: BlockReport) -> None:

@@ -3,8 +3,10 @@
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from contextlib import contextmanager
 
 import pytest
+from hesscore_cli.blocks import analyze_blocks
 
 from hesscore.blocks import COLUMNS, PARTS
 from tests.command import CHECKPOINT, ROOT, VAL, analyze, rows_of, run, strict
@@ -154,6 +156,25 @@ def test_a_narrow_terminal_does_without_as_few_columns_as_it_can(width, left_out
     assert (f"\nA wider terminal shows {', '.join(left_out)}, too.\n" in shown) == bool(left_out)
     assert ("A wider terminal" in shown) == bool(left_out)
     assert max(map(len, shown.splitlines()[5:])) <= width
+
+
+def test_progress_ends_where_the_work_does(monkeypatch):
+    told: list[float] = []
+
+    @contextmanager
+    def progress(task, total, quiet):
+        told.append(total)
+        yield lambda done: told.append(-done)
+
+    monkeypatch.setattr("hesscore_cli.blocks.progress", progress)
+    monkeypatch.setattr("hesscore_cli.blocks.keep_on_interrupt", lambda: None)
+    monkeypatch.setattr("hesscore.blocks.EXACT_UP_TO", 100)  # a block has 128 parameters here
+    settings = {"seed": 0, "tolerance": 1e-3, "target": "input", "layers": "1,3", "components": "norm2"}
+    outputs = dict.fromkeys(("csv", "json", "heatmap"))
+    analyze_blocks(str(CHECKPOINT), str(VAL), 16, outputs, True, settings)
+    assert told[0] == 2 * 3 * (3 * 64**3 + 100**3)
+    assert sum(told) == 0
+    assert len(told) == 1 + 2 * 3 * (3 + 1)
 
 
 INTERRUPTED = """
