@@ -84,7 +84,8 @@ class Problem:
         Its input is what it is given within the model, its loss the mean squared error of its output to one of
         ``TARGETS``, over the scored tokens: the others are seen by attention, and weigh nothing.
         """
-        first = f"blocks.{layer}.{'attn.q' if self.spec.placement == 'post' else 'norm1'}"
+        normed = self.spec.placement != "post" and self.spec.norm != "none"
+        first = f"blocks.{layer}.{'norm1' if normed else 'attn.q'}"
         source = self.graph.nodes[self.graph.nodes[self.graph.index[first]].sources[0]].name
         weights = {name: weight.double() for name, weight in self.parameters.items()}
         inputs, scored = [], []

@@ -25,8 +25,10 @@ FAULTS_SHOWN = 4
 NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 """Decimal: YAML 1.1 would read 010 as 8, 1:30 as 90 and 1e-5 as text."""
 
-Size = Annotated[int, Field(gt=0, le=10**12)]
-"""Beyond any machine, and small enough for products of sizes to be floats."""
+LARGEST = 10**12
+"""Of a size: beyond any machine, and small enough for products of sizes to be floats."""
+
+Size = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 class Spec(BaseModel):
@@ -39,7 +41,8 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     d_model: Size
-    d_ff: Size
+    d_ff: Annotated[int, Field(ge=0, le=LARGEST)]
+    """Hidden width of the feed-forward part; 0 leaves that out."""
     layers: Size = 1
     heads: Size = 1
     kv_heads: Size | None = None
@@ -47,7 +50,7 @@ class Spec(BaseModel):
     vocab: Size | None = None
 
     placement: Literal["pre", "post", "parallel"] = "pre"
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"
     norm_eps: float = Field(default=1e-5, ge=0)
     causal: bool = True
     activation: Literal["relu", "relu_squared", "gelu", "gelu_tanh", "silu", "tanh"] = "gelu"

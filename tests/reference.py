@@ -26,10 +26,11 @@ def shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter."""
     d, d_kv = spec.d_model, spec.d_model // spec.heads * (spec.kv_heads or spec.heads)
     linear = {"attn.q": (d, d), "attn.k": (d, d_kv), "attn.v": (d, d_kv), "attn.o": (d, d)}
-    linear |= {"mlp.up": (d, spec.d_ff), "mlp.down": (spec.d_ff, d)}
-    if spec.gated:
-        linear["mlp.gate"] = (d, spec.d_ff)
-    norms = [f"blocks.{i}.{norm}" for i in range(spec.layers) for norm in ("norm1", "norm2")]
+    if spec.d_ff:
+        linear |= {"mlp.up": (d, spec.d_ff), "mlp.down": (spec.d_ff, d)}
+        if spec.gated:
+            linear["mlp.gate"] = (d, spec.d_ff)
+    norms = [f"blocks.{i}.{norm}" for i in range(spec.layers) for norm in ("norm1", "norm2")[: 2 if spec.d_ff else 1]]
     found: dict[str, tuple[int, ...]] = {}
     if spec.vocab:
         found["embed.token.weight"] = (spec.vocab, d)
@@ -39,7 +40,7 @@ def shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
             found["head.weight"] = (spec.vocab, d)
         if spec.placement != "post":
             norms.append("final_norm")
-    for norm in norms:
+    for norm in norms if spec.norm != "none" else []:
         found[f"{norm}.weight"] = (d,)
         if spec.bias and spec.norm == "layernorm":
             found[f"{norm}.bias"] = (d,)
@@ -78,6 +79,8 @@ def output(spec: Spec, weights: dict[str, torch.Tensor], data: torch.Tensor, kee
         return F.linear(x, weights[f"{name}.weight"].T, weights.get(f"{name}.bias"))
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        if spec.norm == "none":
+            return x
         gain, shift, shape = weights[f"{name}.weight"], weights.get(f"{name}.bias"), (spec.d_model,)
         if spec.norm == "layernorm":
             return F.layer_norm(x, shape, gain, shift, spec.norm_eps)
@@ -108,13 +111,13 @@ def output(spec: Spec, weights: dict[str, torch.Tensor], data: torch.Tensor, kee
         block = f"blocks.{i}"
         if spec.placement == "pre":
             x = x + attention(f"{block}.attn", norm(f"{block}.norm1", x))
-            x = x + ffn(f"{block}.mlp", norm(f"{block}.norm2", x))
+            x = x + ffn(f"{block}.mlp", norm(f"{block}.norm2", x)) if spec.d_ff else x
         elif spec.placement == "post":
             x = norm(f"{block}.norm1", x + attention(f"{block}.attn", x))
-            x = norm(f"{block}.norm2", x + ffn(f"{block}.mlp", x))
+            x = norm(f"{block}.norm2", x + ffn(f"{block}.mlp", x)) if spec.d_ff else x
         else:
             mixed = attention(f"{block}.attn", norm(f"{block}.norm1", x))
-            x = x + mixed + ffn(f"{block}.mlp", norm(f"{block}.norm2", x))
+            x = x + mixed + (ffn(f"{block}.mlp", norm(f"{block}.norm2", x)) if spec.d_ff else 0)
     if spec.vocab:
         if spec.placement != "post":
             x = norm("final_norm", x)

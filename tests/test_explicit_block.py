@@ -30,6 +30,7 @@ SPECS = {
     "ReLU": {"activation": "relu"},
     "cross entropy": {"vocab": 11, "positions": "learned"},
     "tied": {"vocab": 7, "tied": True},
+    "attention alone": {"norm": "none", "d_ff": 0},
 }
 
 

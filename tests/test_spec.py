@@ -143,7 +143,7 @@ FAULTS = {
     "d_model: 8\0": "not valid YAML: unacceptable character",
     MINIMUM + "placement: before": "placement: input should be 'pre', 'post' or 'parallel'",
     MINIMUM + "activation: swish": "activation: input should be 'relu', ",
-    MINIMUM + "norm: batchnorm": "norm: input should be 'layernorm' or 'rmsnorm'",
+    MINIMUM + "norm: batchnorm": "norm: input should be 'layernorm', 'rmsnorm' or 'none'",
     MINIMUM + "positions: absolute": "positions: input should be 'none', 'learned' or 'rotary'",
     MINIMUM + "causal: perhaps": "causal: input should be a valid boolean",
     MINIMUM + "heads: 3": "d_model: 8 is not divisible by heads: 3",

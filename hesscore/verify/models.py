@@ -19,9 +19,9 @@ from hesscore.wiring.model import inputs, parameters
 # The grid's axes: options by name, with the fields of a spec that they set.  The last is not one of the spec.
 AXES: tuple[dict[str, dict[str, Any]], ...] = (
     {name: {"placement": name} for name in BLOCKS},
-    {name: {"norm": name} for name in ("layernorm", "rmsnorm")},
+    {name: {"norm": name} for name in ("layernorm", "rmsnorm")} | {"no norms": {"norm": "none"}},
     {name: {"activation": name} for name in ACTIVATIONS},
-    {"": {}, "gated": {"gated": True}},
+    {"": {}, "gated": {"gated": True}, "no FFN": {"d_ff": 0}},
     {"": {}, "bidirectional": {"causal": False}},
     {"": {}, "no biases": {"bias": False}},
     {"": {}, "learned": {"positions": "learned"}, "rotary": {"positions": "rotary"}},

@@ -18,7 +18,9 @@ def linear(g: Graph, name: str, x: int, d_in: int, d_out: int, bias: bool) -> in
 
 
 def norm(g: Graph, name: str, x: int, spec: Spec) -> int:
-    """The normalised tokens times a gain, plus, for LayerNorm with biases, a shift."""
+    """The normalised tokens times a gain, plus, for LayerNorm with biases, a shift; the tokens, without a norm."""
+    if spec.norm == "none":
+        return x
     centred = spec.norm == "layernorm"
     y = g.apply(name, (LayerNorm if centred else RMSNorm)(spec.norm_eps), x)
     y = g.apply(f"{name}.gain", Hadamard(), y, g.parameter(f"{name}.weight", (spec.d_model,)))
