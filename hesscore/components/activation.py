@@ -1,10 +1,10 @@
-"""Elementwise activations: each is three functions, ``f``, ``f'`` and ``f''``, and their extrema."""
+"""Elementwise activations: each is three functions, ``f``, ``f'`` and ``f''``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf, pi, sqrt
+from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +17,11 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Facts(NamedTuple):
-    """``f``, ``f'`` and ``f''``, with the largest ``|f'|`` and ``|f''|`` over the real line (infinite if unbounded)."""
+    """``f``, ``f'`` and ``f''``; how large they get, ``hesscore.extrema`` states."""
 
     value: Function
     slope: Function
     bend: Function
-    max_slope: float
-    max_bend: float
 
 
 def step(x: Tensor) -> Tensor:
@@ -91,15 +89,13 @@ def tanh_bend(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {
-    "relu": Facts(F.relu, step, torch.zeros_like, 1.0, 0.0),
+    "relu": Facts(F.relu, step, torch.zeros_like),
     # f'' jumps from 0 to 2 at the origin, where we take 0
-    "relu_squared": Facts(lambda x: F.relu(x).square(), lambda x: 2 * F.relu(x), lambda x: 2 * step(x), inf, 2.0),
-    "gelu": Facts(lambda x: x * normal(x)[0], gelu_slope, gelu_bend, 1.1289042, 2 / sqrt(2 * pi)),
-    "gelu_tanh": Facts(
-        lambda x: x * gelu_tanh_parts(x)[0], gelu_tanh_slope, gelu_tanh_bend, 1.1289931, 2 / sqrt(2 * pi)
-    ),
-    "silu": Facts(F.silu, silu_slope, silu_bend, 1.0998394, 0.5),
-    "tanh": Facts(torch.tanh, tanh_slope, tanh_bend, 1.0, 4 / (3 * sqrt(3))),
+    "relu_squared": Facts(lambda x: F.relu(x).square(), lambda x: 2 * F.relu(x), lambda x: 2 * step(x)),
+    "gelu": Facts(lambda x: x * normal(x)[0], gelu_slope, gelu_bend),
+    "gelu_tanh": Facts(lambda x: x * gelu_tanh_parts(x)[0], gelu_tanh_slope, gelu_tanh_bend),
+    "silu": Facts(F.silu, silu_slope, silu_bend),
+    "tanh": Facts(torch.tanh, tanh_slope, tanh_bend),
 }
 """By name.  ReLU has no curvature almost everywhere."""
 

@@ -1,0 +1,106 @@
+"""The scalars that an a-priori bound rests on, by name: what is known before any token has been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log, sqrt
+
+from hesscore.errors import UsageError
+from hesscore.spec import Spec
+
+MEANINGS = {
+    "input.norm": "largest norm of a token at the block's input",
+    "input.spread": "|X|_2 / sqrt(L) of a sequence of input tokens, at most input.norm",
+    "target.norm": "largest norm of a token of the target",
+    "residual.norm": "largest norm of a token of output minus target; bounded from the others unless given",
+    "attn.peak": "largest attention weight; of a causal block it is 1",
+    "norm1.scale": "smallest row scale s of the first norm",
+    "norm2.scale": "smallest row scale s of the second norm",
+    "*.gain": "largest entry of a norm's gain",
+    "*.weight": "spectral norm of a weight",
+    "*.head": "largest spectral norm of a head's part of a weight",
+    "*.heads": "root of the sum of squares of the heads' spectral norms",
+    "*.bias": "norm of a bias or a shift",
+}
+"""Every scalar is a number of at least 0; those of a block are ``names(spec)``."""
+
+
+def names(spec: Spec) -> list[str]:
+    """Of the scalars of a block, in the order in which it uses them."""
+    found = ["input.norm", "input.spread", "target.norm", "residual.norm"]
+    if not spec.causal:  # the first token of a causal sequence gives all its attention to itself
+        found.append("attn.peak")
+    norms = [] if spec.norm == "none" else ["norm1", "norm2"] if spec.d_ff else ["norm1"]
+    for norm in norms:
+        found += [f"{norm}.scale", f"{norm}.gain"]
+        if spec.bias and spec.norm == "layernorm":
+            found.append(f"{norm}.bias")
+    for part in weights(spec):
+        found.append(f"{part}.weight")
+        if part in ("attn.q", "attn.k", "attn.v"):
+            found += [f"{part}.head", f"{part}.heads"]
+        if spec.bias:
+            found.append(f"{part}.bias")
+    return found
+
+
+def weights(spec: Spec) -> list[str]:
+    """The components of a block that have a weight matrix."""
+    hidden = ["mlp.gate"] * spec.gated + ["mlp.up", "mlp.down"] if spec.d_ff else []
+    return ["attn.q", "attn.k", "attn.v", "attn.o", *hidden]
+
+
+def expected(spec: Spec, length: int, target: str, input_norm: float | None = None) -> dict[str, float]:
+    """What seeded weights and standard normal tokens, scaled to ``input_norm``, are expected to have.
+
+    A Gaussian matrix ``(m, n)`` of standard deviation ``std`` has an expected spectral norm of at most
+    ``std (sqrt(m) + sqrt(n))``, and the longest and shortest of ``L`` tokens lie within about ``sqrt(ln L)`` of
+    ``sqrt(d)``.  The second norm is taken to see no smaller row scale than the first: a residual stream grows.
+    """
+    d, width = spec.d_model, spec.head_dim
+    apart = sqrt(log(spec.batch * length))
+    longest, shortest = sqrt(d) + apart, max(sqrt(max(d - 1, 0)) - apart, 0.0)
+    size = 1.0 if input_norm is None else input_norm / longest
+    scale = sqrt((size * shortest) ** 2 / d + spec.norm_eps)
+    found = {
+        "input.norm": size * longest,
+        "input.spread": size * min(longest, 1 + sqrt(d / length)),
+        "target.norm": {"input": size * longest, "zero": 0.0, "random": longest}[target],
+    }
+    if not spec.causal:
+        found["attn.peak"] = 1.0
+    shapes = dict.fromkeys(weights(spec), (d, d)) | {
+        "attn.k": (d, spec.groups * width),
+        "attn.v": (d, spec.groups * width),
+        "mlp.gate": (d, spec.d_ff),
+        "mlp.up": (d, spec.d_ff),
+        "mlp.down": (spec.d_ff, d),
+    }
+    for name in names(spec):
+        part, _, quantity = name.rpartition(".")
+        rows, columns = shapes.get(part, (1, 1))
+        std = spec.init_std or rows**-0.5
+        if quantity == "scale":
+            found[name] = scale
+        elif quantity == "gain":
+            found[name] = 1.0
+        elif quantity == "bias":
+            found[name] = 0.0
+        elif quantity == "weight":
+            found[name] = std * (sqrt(rows) + sqrt(columns))
+        elif quantity in ("head", "heads"):
+            one = std * (sqrt(rows) + sqrt(width))
+            found[name] = one * sqrt(columns // width) if quantity == "heads" else one
+    return found
+
+
+def check(spec: Spec, given: Mapping[str, float], length: int) -> None:
+    """``UsageError`` that names a scalar which the block does not have, or which cannot be."""
+    known = names(spec)
+    for name, value in given.items():
+        if name not in known:
+            raise UsageError(f"{name}: no such scalar; this block has {', '.join(known)}")
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"{name}: {value} is no finite number of at least 0")
+    if (peak := given.get("attn.peak", 1.0)) > 1 or peak * length < 1:
+        raise UsageError(f"attn.peak: {peak} does not lie between 1/{length} and 1")
