@@ -209,7 +209,7 @@ def _measured(
             if not matrix.isfinite().all():
                 raise NonFiniteError
             return _decomposed(row, matrix, *_rounding(block, rng))
-        return _estimated(row, block, tolerance, rng)
+        return estimated(row, block, tolerance, rng)
     except NonFiniteError:
         return replace(row, note="a product with the Hessian is not finite")
 
@@ -239,7 +239,7 @@ def _decomposed(row: BlockRow, matrix: Tensor, flat: bool, rounding: float) -> B
     return replace(row, **found)
 
 
-def _estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) -> BlockRow:
+def estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) -> BlockRow:
     """The ends of the spectrum, by Lanczos."""
     symmetric = row.row == row.column
     found = ends(block if symmetric else _Gram(block), tolerance, rng)

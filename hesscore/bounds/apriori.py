@@ -11,7 +11,8 @@ with root mean squares over the tokens for ``J`` and the mean for ``K``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
+from dataclasses import replace
+from math import inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -61,13 +62,18 @@ def apriori(spec: Spec, scalars: Mapping[str, float], length: int, target: str) 
     return found | {(WHOLE, WHOLE): whole(found)}
 
 
+def output_norm(spec: Spec, scalars: Mapping[str, float], length: int) -> float:
+    """How long a token of the block's output can be: the next block's ``input.norm``."""
+    return _block(spec, scalars, length)[0].value.peak
+
+
 def whole(found: Mapping[Pair, Bound]) -> Bound:
     """``|H| <= |N|_2`` for the matrix ``N`` of the bounds of all pairs: ``u^T H w <= sum_ab |u_a| N_ab |w_b|``."""
     names = sorted({name for names in found for name in names})
     parts = []
     for part in range(2):
         matrix = np.array([[found[min(a, b), max(a, b)][part] for b in names] for a in names])
-        parts.append(float(np.linalg.norm(matrix, 2)) if np.isfinite(matrix).all() else float("inf"))
+        parts.append(float(np.linalg.norm(matrix, 2)) if np.isfinite(matrix).all() else inf)
     return Bound(*parts)
 
 
@@ -103,6 +109,8 @@ def _block(spec: Spec, scalars: Mapping[str, float], length: int) -> tuple[Jet, 
 def _attention(spec: Spec, scalars: Mapping[str, float], x: Jet, length: int) -> Jet:
     """Of all heads, and through ``W_O``."""
 
+    x = _known(x, "attn.input", scalars)
+
     def project(part: str, size: float) -> Jet:
         return linear(x, f"attn.{part}", size, scalars.get(f"attn.{part}.bias"))
 
@@ -120,13 +128,15 @@ def _attention(spec: Spec, scalars: Mapping[str, float], x: Jet, length: int) ->
     keys = longest("k")
     if spec.positions != "rotary":  # what moves all scores of a row alike is not seen
         k, keys = k.without("attn.k.bias"), scalars["attn.k.head"] * x.value
-    head = Head(longest("q").peak, keys, longest("v"), spec.head_dim)
-    o = attend(q, k, v, head, scalars.get("attn.peak", 1.0), length)
+    deviations = (scalars.get(f"attn.{part}.deviation", inf) for part in "kv")
+    head = Head(spec.head_dim, longest("q").peak, keys, longest("v"), *deviations)
+    o = _known(attend(q, k, v, head, scalars.get("attn.peak", 1.0), length), "attn.o.input", scalars)
     return linear(o, "attn.o", scalars["attn.o.weight"], scalars.get("attn.o.bias"))
 
 
 def _ffn(spec: Spec, scalars: Mapping[str, float], x: Jet) -> Jet:
     slope, bend = EXTREMA[spec.activation]
+    x = _known(x, "mlp.input", scalars)
 
     def project(part: str, y: Jet) -> Jet:
         return linear(y, f"mlp.{part}", scalars[f"mlp.{part}.weight"], scalars.get(f"mlp.{part}.bias"))
@@ -136,4 +146,10 @@ def _ffn(spec: Spec, scalars: Mapping[str, float], x: Jet) -> Jet:
 
     up = project("up", x)
     hidden = multiply(up, active(project("gate", x))) if spec.gated else active(up)
-    return project("down", hidden)
+    return project("down", _known(hidden, "mlp.down.input", scalars))
+
+
+def _known(x: Jet, name: str, scalars: Mapping[str, float]) -> Jet:
+    """With the size of what a weight sees, where it is known and is the smaller one."""
+    peak, mean = (scalars.get(f"{name}.{quantity}", inf) for quantity in ("norm", "spread"))
+    return replace(x, value=Size(min(x.value.peak, peak), min(x.value.mean, mean)))

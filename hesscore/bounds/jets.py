@@ -171,12 +171,15 @@ def activate(x: Jet, slope: float, bend: float) -> Jet:
 
 @dataclass(frozen=True)
 class Head:
-    """Bounds that hold in each head: the longest query, key and value, along which scores and values vary."""
+    """Bounds that hold in each head of ``width``: the longest query, and the sizes of keys and values."""
 
+    width: int
     query: float
     key: Size
     value: Size
-    width: int
+    key_deviation: float = inf
+    """Their largest standard deviation under an attention row, along any direction, if it is known."""
+    value_deviation: float = inf
 
 
 def attend(q: Jet, k: Jet, v: Jet, head: Head, peak: float, length: int) -> Jet:
@@ -202,7 +205,8 @@ def attend(q: Jet, k: Jet, v: Jet, head: Head, peak: float, length: int) -> Jet:
         return root * sd_key * q.along(name) + Size(moved, moved)
 
     root = 1 / sqrt(head.width)
-    sd_key, sd_value = moment(head.key), moment(head.value)
+    sd_key = min(moment(head.key), head.key_deviation)
+    sd_value = min(moment(head.value), head.value_deviation)
     names = q.first | k.first | v.first
     ds = {name: scores(name) for name in names}
     dv = {name: moment(v.along(name)) for name in names}

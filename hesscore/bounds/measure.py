@@ -38,24 +38,43 @@ def of_data(curvature: Curvature, spec: Spec) -> dict[str, float]:
     return {name: (min if name.endswith(".scale") else max)(one[name] for one in every) for name in every[0]}
 
 
+SEEN = {"attn": "attn.v", "attn.o": "attn.o", "mlp": "mlp.up", "mlp.down": "mlp.down"}
+"""A weight that multiplies each of the inputs whose sizes are scalars."""
+
+
 def _of_point(point: Point, spec: Spec) -> dict[str, float]:
     graph, block = point.graph, "blocks.0"
-    output = graph.nodes[graph.nodes[-1].sources[0]].name
-    norms = [name for name in ("norm1", "norm2") if f"{block}.{name}" in graph.index]
-    watch = {output, "input", "target"}
-    point = Point(graph, point.leaves, watch=watch)
-    x, target, y = (point.watched[name] for name in ("input", "target", output))
+    sources = {node.name: [graph.nodes[i].name for i in node.sources] for node in graph.nodes}
+    seen = {name: sources[f"{block}.{part}"][0] for name, part in SEEN.items() if f"{block}.{part}" in graph.index}
+    (output, target, _) = sources["loss"]
+    values = Point(graph, point.leaves, watch={output, target, "input", *seen.values()}).watched
     weights = point.leaves["weights"]
     share = (weights / weights.sum()).sqrt().unsqueeze(-1)
-    spread = torch.linalg.matrix_norm(x, 2).max() / x.shape[1] ** 0.5
-    found = {
-        "input.norm": x.norm(dim=-1).max(),
-        "input.spread": torch.maximum(spread, torch.linalg.matrix_norm((share * x).flatten(0, 1), 2)),
-        "target.norm": target.norm(dim=-1).max(),
-        "residual.norm": ((y - target).norm(dim=-1) * (weights > 0)).max(),
-    }
+
+    def sizes(x: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest norm, and the larger of the spreads over a sequence and over the tokens in the loss."""
+        spread = torch.linalg.matrix_norm(x, 2).max() / x.shape[1] ** 0.5
+        return x.norm(dim=-1).max(), torch.maximum(spread, torch.linalg.matrix_norm((share * x).flatten(0, 1), 2))
+
+    found = dict(zip(("input.norm", "input.spread"), sizes(values["input"]), strict=True))
+    for name, node in seen.items():
+        found |= dict(zip((f"{name}.input.norm", f"{name}.input.spread"), sizes(values[node]), strict=True))
+    found["target.norm"] = values[target].norm(dim=-1).max()
+    found["residual.norm"] = ((values[output] - values[target]).norm(dim=-1) * (weights > 0)).max()
+    attention = point.kept[graph.index[f"{block}.attn.softmax"]][0]
+    for part, reader in ("k", "scores"), ("v", "mix"):
+        found[f"attn.{part}.deviation"] = _deviation(attention, point.kept[graph.index[f"{block}.attn.{reader}"]][1])
     if not spec.causal:
-        found["attn.peak"] = point.kept[graph.index[f"{block}.attn.softmax"]][0].max()
-    for name in norms:
-        found[f"{name}.scale"] = 1 / point.kept[graph.index[f"{block}.{name}"]][1].max()
+        found["attn.peak"] = attention.max()
+    for name in ("norm1", "norm2"):
+        if f"{block}.{name}" in graph.index:
+            found[f"{name}.scale"] = 1 / point.kept[graph.index[f"{block}.{name}"]][1].max()
     return {name: float(value) for name, value in found.items()}
+
+
+def _deviation(attention: Tensor, y: Tensor) -> Tensor:
+    """The root of the largest eigenvalue of any ``Cov_i(y)``: ``y (b, j, g, k)`` under the rows ``(b, g, q, i, j)``."""
+    keep = attention.sum((2, 3)).mT.unsqueeze(-1) > 0  # no row sees what is padded
+    y = torch.where(keep, y, 0.0).transpose(1, 2)
+    centred = y.unsqueeze(-3) - torch.einsum("bgqij,bgjk->bgqik", attention, y).flatten(2, 3).unsqueeze(-2)
+    return torch.linalg.matrix_norm(centred * attention.flatten(2, 3).sqrt().unsqueeze(-1), 2).max()

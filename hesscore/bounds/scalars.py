@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from math import log, sqrt
 
 from hesscore.errors import UsageError
@@ -10,25 +11,29 @@ from hesscore.spec import Spec
 
 MEANINGS = {
     "input.norm": "largest norm of a token at the block's input",
-    "input.spread": "|X|_2 / sqrt(L) of a sequence of input tokens, at most input.norm",
+    "input.spread": "|X|_2 / sqrt(L) of a sequence of input tokens; at most input.norm",
     "target.norm": "largest norm of a token of the target",
-    "residual.norm": "largest norm of a token of output minus target; bounded from the others unless given",
-    "attn.peak": "largest attention weight; of a causal block it is 1",
-    "norm1.scale": "smallest row scale s of the first norm",
-    "norm2.scale": "smallest row scale s of the second norm",
+    "residual.norm": "largest norm of a token of output minus target",
+    "attn.peak": "largest attention weight; a causal block has 1, as its first token has no choice",
+    "*.deviation": "largest standard deviation of a head's keys or values under an attention row, along any direction",
+    "*.input.norm": "largest norm of what a weight multiplies",
+    "*.input.spread": "|X|_2 / sqrt(L) of what a weight multiplies",
+    "*.scale": "smallest row scale s of a norm",
     "*.gain": "largest entry of a norm's gain",
     "*.weight": "spectral norm of a weight",
-    "*.head": "largest spectral norm of a head's part of a weight",
+    "*.head": "largest spectral norm of one head's part of a weight",
     "*.heads": "root of the sum of squares of the heads' spectral norms",
     "*.bias": "norm of a bias or a shift",
 }
-"""Every scalar is a number of at least 0; those of a block are ``names(spec)``."""
+
+DERIVED = ("residual.norm", "*.deviation", "*.input.norm", "*.input.spread")
+"""What is bounded from the others unless it is known."""
 
 
 def names(spec: Spec) -> list[str]:
     """Of the scalars of a block, in the order in which it uses them."""
     found = ["input.norm", "input.spread", "target.norm", "residual.norm"]
-    if not spec.causal:  # the first token of a causal sequence gives all its attention to itself
+    if not spec.causal:
         found.append("attn.peak")
     norms = [] if spec.norm == "none" else ["norm1", "norm2"] if spec.d_ff else ["norm1"]
     for norm in norms:
@@ -41,7 +46,18 @@ def names(spec: Spec) -> list[str]:
             found += [f"{part}.head", f"{part}.heads"]
         if spec.bias:
             found.append(f"{part}.bias")
-    return found
+    found += ["attn.k.deviation", "attn.v.deviation"]
+    seen = ["attn", "attn.o", "mlp", "mlp.down"] if spec.d_ff else ["attn", "attn.o"]
+    return found + [f"{part}.input.{quantity}" for part in seen for quantity in ("norm", "spread")]
+
+
+def meaning(name: str) -> str:
+    return next(text for pattern, text in MEANINGS.items() if fnmatch(name, pattern))
+
+
+def derived(name: str) -> bool:
+    """Whether a block does without it."""
+    return any(fnmatch(name, pattern) for pattern in DERIVED)
 
 
 def weights(spec: Spec) -> list[str]:

@@ -1,0 +1,58 @@
+"""The tiers that need a block's data: two-sided enclosures, and singular values with their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+from zlib import crc32
+
+import torch
+
+from hesscore.blocks import FLAT, PARTS, WHOLE, BlockRow, estimated
+from hesscore.bounds.tiers import BoundRow
+from hesscore.curvature import Curvature
+from hesscore.explicit.block import block_hessian
+from hesscore.explicit.enclosure import enclose_norm
+from hesscore.explicit.kronecker import KroneckerSum
+from hesscore.spec import Spec
+from hesscore.spectrum.ends import NonFiniteError
+
+TOLERANCE = 1e-3
+"""Of an exact value that is not from a decomposition, over the value."""
+
+
+def measure(row: BoundRow, curvature: Curvature, spec: Spec, tiers: Collection[str], seed: int) -> BoundRow:
+    """``row`` with the ``tiers`` enclosure and exact, in float64."""
+    starts, start = {}, 0
+    for name in curvature.parameters:
+        starts[name.removeprefix("blocks.0.")] = range(start, start := start + curvature.leaves[name].numel())
+    everything = range(start)
+    at, by = (everything if name == WHOLE else starts[name] for name in (row.row, row.column))
+    if "enclosure" in tiers:
+        hessian = _hessian(curvature, spec, row.part)
+        between = enclose_norm(hessian.block(at, by))
+        row = replace(row, enclosure_lower=between.lower, enclosure_upper=between.upper)
+    if "exact" in tiers:
+        rows, columns = (
+            curvature.parameters if name == WHOLE else f"blocks.0.{name}" for name in (row.row, row.column)
+        )
+        block = curvature.block(rows, columns, PARTS[row.part])
+        like = BlockRow(row.layer, row.row, row.column, row.part, len(at), len(by))
+        rng = torch.Generator().manual_seed(seed ^ crc32(f"{row.row} {row.column} {row.part}".encode()))
+        try:
+            found = estimated(like, block, TOLERANCE, rng)
+        except NonFiniteError:
+            return replace(row, converged=False, note="a product with the Hessian is not finite")
+        flat = found.note == FLAT
+        note = FLAT if flat else "" if found.converged else "not converged"
+        row = replace(
+            row, exact=found.spectral_norm, exact_error=found.spectral_norm_error, converged=found.converged, note=note
+        )
+    return row
+
+
+@lru_cache(maxsize=1)
+def _hessian(curvature: Curvature, spec: Spec, part: str) -> KroneckerSum:
+    """Of all pairs of one part, whose rows come one after the other."""
+    return block_hessian(curvature, spec, PARTS[part])
