@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -97,14 +98,20 @@ def read_spec(path: str | Path) -> Spec:
     with naming(path):
         text = _text(examine(path))
     try:
-        return Spec.model_validate(_fields(text))
+        return make_spec(_fields(text))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def make_spec(fields: Mapping[str, object]) -> Spec:
+    """``UsageError`` that names the fields at fault."""
+    try:
+        return Spec.model_validate(fields)
     except ValidationError as error:
         faults = [_explain(fault) for fault in error.errors()[:FAULTS_SHOWN]]
         if error.error_count() > FAULTS_SHOWN:
             faults.append(f"and {error.error_count() - FAULTS_SHOWN} more")
-        raise UsageError(f"{path}: {'; '.join(faults)}") from error
+        raise UsageError("; ".join(faults)) from error
 
 
 def _text(file: File) -> str:
