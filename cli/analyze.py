@@ -62,8 +62,9 @@ def analyze(
     from hesscore.blocks import is_small_block
     from hesscore.errors import UsageError
     from hesscore.heatmap import check_format
+    from hesscore.output import check_writable, deliver
     from hesscore.problem import TARGETS, open_problem
-    from hesscore.report import Report, check_writable, deliver
+    from hesscore.report import Report
 
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance {tolerance}: give a number between 0 and 1")

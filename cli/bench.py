@@ -37,7 +37,7 @@ def bench(
     from hesscore.bench.page import page
     from hesscore.bench.peak import peaks
     from hesscore.bench.timing import measure
-    from hesscore.report import check_writable, deliver
+    from hesscore.output import check_writable, deliver
 
     check_writable([json, md])
     todo = list(cases(quick))

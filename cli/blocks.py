@@ -32,7 +32,8 @@ def analyze_blocks(
     from hesscore.analysis import select
     from hesscore.blocks import analyze, by_layer, check, count, open_blocks
     from hesscore.heatmap import draw
-    from hesscore.report import BlockReport, deliver
+    from hesscore.output import deliver
+    from hesscore.report import BlockReport
 
     started = monotonic()
     seed = settings["seed"]

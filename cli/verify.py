@@ -51,8 +51,8 @@ def verify(
     import torch
 
     from hesscore.errors import UsageError
+    from hesscore.output import check_writable, deliver
     from hesscore.problem import open_problem
-    from hesscore.report import check_writable, deliver
     from hesscore.verify import CHANNELS, LOOSEST, TOLERANCE, count, grid, parts, verify_grid, verify_maps, verify_model
 
     if tolerance is not None and not 0 < tolerance <= LOOSEST:

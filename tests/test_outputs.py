@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hesscore.errors import UsageError
-from hesscore.report import check_writable, deliver, write
+from hesscore.output import check_writable, deliver, write
 
 # --- one file ---
 
