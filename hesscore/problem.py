@@ -134,7 +134,7 @@ def open_problem(
             raise UsageError(f"{source} is a spec: its input is drawn from the seed, so --tokens has no meaning")
         spec = read_spec(source)
         precision = _precision(spec, dtype)
-        _check_spec(source, spec, precision)
+        check_spec(source, spec, precision)
         weights, names, provenance = parameters(spec, seed), {}, {"weights": f"drawn from seed {seed}"}
         notes = ["seeded weights and inputs: these numbers describe the architecture, not a trained model"]
     else:
@@ -212,7 +212,7 @@ def _need(spec: Spec, sequences: int, length: int, dtype: torch.dtype) -> int:
     return dtype.itemsize * count + memory.working(count, parts, part, dtype)
 
 
-def _check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
+def check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
     """Refuse what cannot be built, naming the field that it would be well without."""
     if spec.layers > MAX_LAYERS:
         raise UsageError(f"{source}: layers: {spec.layers} are more than {MAX_LAYERS}")

@@ -9,26 +9,36 @@ import numpy as np
 
 
 class Exponent(NamedTuple):
-    """``y ~ x^value``, by least squares on the logarithms; ``stderr`` is NaN where two points leave nothing over."""
+    """``y ~ x^value``; the standard error is NaN where there are no more points than the fit has numbers."""
 
     value: float
     stderr: float
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent | None:
-    """``None`` where no line goes through: fewer than two different ``x``, or a number that is not positive and finite.
+def exponent(x: Sequence[float], y: Sequence[float], draws: Sequence[int] | None = None) -> Exponent | None:
+    """``log y = height + value log x``, by least squares; ``None`` if a number is not positive and finite.
+
+    Points of the same draw, which ``draws`` names for each point, have a height of their own: how it differs from draw
+    to draw says nothing of the slope, nor of its error.  With ``u`` and ``v`` the logarithms less their means in each
+    draw, ``value = u.v / u.u`` and ``stderr^2 = |v - value u|^2 / (points - draws - 1) / u.u``.  There is no slope
+    where no draw has two different ``x``.
 
     >>> exponent([1, 2, 4], [3, 12, 48])
     Exponent(value=2.0, stderr=0.0)
+    >>> exponent([1, 2, 1, 2], [3, 12, 5, 20], draws=[0, 0, 1, 1])
+    Exponent(value=2.0, stderr=0.0)
     """
-    xs, ys = np.array(x, dtype=float), np.array(y, dtype=float)
+    xs, ys, labels = np.array(x, dtype=float), np.array(y, dtype=float), np.array(draws or [0] * len(x), dtype=int)
+    same = [labels == label for label in np.unique(labels)]
     positive = bool((xs > 0).all() and (ys > 0).all() and np.isfinite(xs).all() and np.isfinite(ys).all())
-    if not positive or len(set(x)) < 2:
+    if not positive or not any(np.ptp(xs[of]) for of in same):
         return None
     u, v = np.log(xs), np.log(ys)
-    u = u - u.mean()
-    slope = float(u @ (v - v.mean()) / (u @ u))
-    left = v - v.mean() - slope * u
-    freedom = len(u) - 2
+    for of in same:
+        u[of] -= u[of].mean()
+        v[of] -= v[of].mean()
+    slope = float(u @ v / (u @ u))
+    left = v - slope * u
+    freedom = len(u) - len(same) - 1
     stderr = float(np.sqrt(left @ left / freedom / (u @ u))) if freedom else float("nan")
     return Exponent(round(slope, 12), round(stderr, 12))
