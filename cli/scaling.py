@@ -116,26 +116,38 @@ def _show(source: str, seeds: int, sweeps: Sequence[Sweep], every: Sequence[Sequ
         table(COLUMNS, [[getattr(row, name) for name in COLUMNS] for some in every for row in some])
         return
     for sweep, some in zip(sweeps, every, strict=True):
-        if not some:
-            continue
-        show("", f"as a power of {sweep.quantity} = {', '.join(f'{value:g}' for value in sweep.values)}{_held(sweep)}")
-        own = {(row.row, row.column, row.part): row for row in some}
-        both = [(_pair(row), (row, own[row.row, row.column, "functional"])) for row in some if row.part == "outer"]
-        table(
-            ("row, column", "outer", "theory", "functional", "theory"),
-            [(name, *(cell for row in pair for cell in (_growth(row), _theory(row)))) for name, pair in both],
-        )
-        notes((_pair(row), row.note and f"{row.note} ({row.part})") for row in some)
+        if some:
+            show("", f"as a power of {sweep.quantity} = {', '.join(f'{x:g}' for x in sweep.values)}{_held(sweep)}")
+            _show_sweep(some)
     show("(n): standard error of the last digits, large where no power law goes through.")
-    show("theory: attention alone, at small scores. All digits and points: --csv, --json.")
+    if any(row.theory is not None for some in every for row in some):
+        show("theory: for attention alone, where scores are small.")
+    show("All digits, and the norms at each value: --csv, --json.")
+
+
+def _show_sweep(some: Sequence[ScalingRow]) -> None:
+    parts = ("outer", "functional")
+    known = any(row.theory is not None for row in some)
+    pairs: dict[str, dict[str, ScalingRow]] = {}
+    for row in some:
+        pairs.setdefault(_pair(row), {})[row.part] = row
+    table(
+        ("row x column", *(name for part in parts for name in (part, *("theory",) * known))),
+        [
+            (pair, *(cell for part in parts for cell in (_growth(of[part]), *(_theory(of[part]),) * known)))
+            for pair, of in pairs.items()
+        ],
+    )
+    notes((_pair(row), row.note and f"{row.note} ({row.part})") for row in some)
 
 
 def _pair(row: ScalingRow) -> str:
-    return row.row if row.row == row.column else f"{row.row}, {row.column}"
+    return row.row if row.row == row.column else f"{row.row} x {row.column}"
 
 
-def _growth(row: ScalingRow) -> Measured | None:
-    return None if row.exponent is None else Measured(row.exponent, row.stderr)
+def _growth(row: ScalingRow) -> Measured | float | None:
+    """Without an error where two points leave nothing over for it."""
+    return row.exponent if row.exponent is None or row.stderr is None else Measured(row.exponent, row.stderr)
 
 
 def _theory(row: ScalingRow) -> int | None:
