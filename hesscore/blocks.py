@@ -25,8 +25,8 @@ from hesscore.curvature import Block, Curvature, Terms, inner, outer
 from hesscore.errors import InputError, UsageError
 from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
-from hesscore.problem import SPEC_SUFFIXES, Problem, alone, open_problem
-from hesscore.spec import Spec, read_spec
+from hesscore.problem import Problem, open_problem
+from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, ends, product_with_rounding
 from hesscore.spectrum.lanczos import unit
 from hesscore.wiring.size import parameter_count
@@ -119,7 +119,7 @@ def by_layer(names: Iterable[str]) -> dict[int, list[str]]:
 
 def check(problem: Problem, layers: Mapping[int, Sequence[str]]) -> None:
     """Refuse blocks that would not fit in memory, saying how many tokens would."""
-    spec = alone(problem.spec)
+    spec = problem.spec.alone
     parts = {place(name)[1] for names in layers.values() for name in names}
     entries = max(sum(problem.parameters[name].numel() for name in names) for names in layers.values()) ** 2
     scored = [batch.constants["weights"] for batch in problem.batches]
@@ -166,7 +166,7 @@ def analyze(
         at[name] = range(start, start + curvature.leaves[own[name]].numel())
         start = at[name].stop
     for part, terms in PARTS.items():
-        hessian = block_hessian(curvature, alone(spec), terms, components)
+        hessian = block_hessian(curvature, spec.alone, terms, components)
         square = 0.0
         for a, b in combinations_with_replacement(own, 2):
             row = BlockRow(layer, _short(a), _short(b), part, len(at[a]), len(at[b]))

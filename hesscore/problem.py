@@ -22,7 +22,7 @@ from hesscore.curvature import CACHED_ELEMENTS, Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
 from hesscore.inputs import UNSCORED, read_data
-from hesscore.spec import Spec, read_spec
+from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
 from hesscore.wiring.model import PER_SEQUENCE, inputs, model, parameters
 from hesscore.wiring.size import kept, parameter_count
 
@@ -36,9 +36,6 @@ MAX_LAYERS = 10_000
 """Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
-SPEC_SUFFIXES = (".yaml", ".yml")
-
 
 TARGETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
     "input": lambda x, rng: x,
@@ -97,7 +94,7 @@ class Problem:
         x = torch.cat(inputs)
         rng = torch.Generator().manual_seed(seed ^ crc32(f"blocks.{layer}".encode()))
         own = {"input": x, "target": TARGETS[target](x, rng), "weights": torch.cat(scored)}
-        graph = model(alone(self.spec))
+        graph = model(self.spec.alone)
         shared = {name: self.batches[0].constants[name] for name in graph.constants if name not in own}
         moving = {name: weights[name.replace("blocks.0.", f"blocks.{layer}.")] for name in graph.parameters}
         curvature = Curvature(graph, moving, [Batch(1.0, own | shared)])
@@ -171,10 +168,15 @@ def open_problem(
     )
 
 
-def alone(spec: Spec) -> Spec:
-    """One block of a stack, on its own."""
-    positions = spec.positions if spec.positions == "rotary" else "none"
-    return spec.model_copy(update={"layers": 1, "vocab": None, "tied": False, "positions": positions})
+def drawn(source: str, spec: Spec, seed: int = 0, input_norm: float | None = None) -> Problem:
+    """A spec without a vocabulary, in float64 on seeded data, of which the longest token has ``input_norm``."""
+    check_spec(source, spec, torch.float64)
+    data, target = _drawn(spec, seed)
+    if input_norm is not None:
+        data *= input_norm / data.norm(dim=-1).max()
+    provenance = {"weights": f"drawn from seed {seed}", "data": f"drawn from seed {seed}"}
+    batches, scored = split(spec, data, target), data.shape[0] * data.shape[1]
+    return Problem(source, spec, parameters(spec, seed), batches, scored, provenance=provenance)
 
 
 def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:

@@ -15,6 +15,8 @@ from pydantic_core import ErrorDetails
 from hesscore.errors import InputError, UsageError
 from hesscore.files import File, examine, naming, short
 
+SPEC_SUFFIXES = (".yaml", ".yml")
+
 LONGEST_FILE = 2**16
 """Bytes; a spec takes a few hundred."""
 
@@ -77,6 +79,12 @@ class Spec(BaseModel):
     def groups(self) -> int:
         """Number of key-value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def alone(self) -> Spec:
+        """One block of the stack, on its own."""
+        positions = self.positions if self.positions == "rotary" else "none"
+        return self.model_copy(update={"layers": 1, "vocab": None, "tied": False, "positions": positions})
 
     @model_validator(mode="after")
     def _consistent(self) -> Spec:

@@ -22,7 +22,6 @@ from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
 from hesscore.heatmap import draw
 from hesscore.inputs import read_data
-from hesscore.problem import alone
 from hesscore.report import BlockReport
 from tests import reference, reference_nanogpt
 from tests.command import CHECKPOINT, ROOT, VAL, strict
@@ -244,7 +243,7 @@ def test_a_block_of_a_checkpoint_is_taken_at_its_real_input(tmp_path, layer, tar
         assert not torch.equal(aim, other)
         return
     weights = {name.replace(f".{layer}.", ".0."): p.parameters[name] for name in by_layer(select(p))[layer]}
-    dense = twice_block(alone(p.spec), weights, x, aim, scored)
+    dense = twice_block(p.spec.alone, weights, x, aim, scored)
     found, _ = rows_of(p, layer, target)
     (whole,) = (row for row in found if (row.row, row.part) == ("block", "full"))
     assert whole.layer == layer
@@ -292,7 +291,7 @@ def test_blocks_of_a_stack_without_vocabulary(tmp_path):
     p = opened(tmp_path, "layers: 2\n")
     first = p.block(0).points[0].leaves["input"]
     keep = torch.ones(first.shape[:2], dtype=torch.bool)
-    after = reference.output(alone(p.spec), dict(p.parameters), first, keep)
+    after = reference.output(p.spec.alone, dict(p.parameters), first, keep)
     assert torch.allclose(p.block(1).points[0].leaves["input"], after, rtol=1e-13, atol=1e-13)
 
 

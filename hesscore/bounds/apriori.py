@@ -30,6 +30,7 @@ from hesscore.bounds.jets import (
     pairs,
     times,
 )
+from hesscore.bounds.scalars import derived, names
 from hesscore.extrema import EXTREMA
 from hesscore.spec import Spec
 
@@ -78,14 +79,16 @@ def whole(found: Mapping[Pair, Bound]) -> Bound:
 
 
 def _block(spec: Spec, scalars: Mapping[str, float], length: int) -> tuple[Jet, Jet]:
-    """The block's output, and by how much it differs from the input."""
+    """The block's output, and by how much it differs from the input; ``KeyError`` names scalars that are missing."""
+    if missing := [name for name in names(spec) if name not in scalars and not derived(name)]:
+        raise KeyError(", ".join(missing))
 
     def norm(name: str, x: Jet) -> Jet:
         if spec.norm == "none":
             return x
-        scale, gain, bias = (scalars.get(f"{name}.{quantity}") for quantity in ("scale", "gain", "bias"))
-        assert scale is not None and gain is not None
-        return normalise(x, scale, spec.d_model, spec.norm == "layernorm", name, gain, bias)
+        entry = scalars.get(f"{name}.entry", sqrt(spec.d_model - (spec.norm == "layernorm")))
+        scale, gain, bias = scalars[f"{name}.scale"], scalars[f"{name}.gain"], scalars.get(f"{name}.bias")
+        return normalise(x, scale, spec.d_model, entry, name, gain, bias)
 
     def fed(x: Jet) -> Jet:
         return _ffn(spec, scalars, x)
@@ -125,8 +128,9 @@ def _attention(spec: Spec, scalars: Mapping[str, float], x: Jet, length: int) ->
     shared = sqrt(spec.heads // spec.groups)  # a key or value head is there once for each of its query heads
     q = project("q", scalars["attn.q.weight"])
     k, v = (shared * project(part, scalars[f"attn.{part}.heads"]) for part in "kv")
-    keys = longest("k")
-    if spec.positions != "rotary":  # what moves all scores of a row alike is not seen
+    if spec.positions == "rotary":  # tokens that are turned apart may come to lie along one direction
+        keys = Size(longest("k").peak, longest("k").peak)
+    else:  # what moves all scores of a row alike is not seen
         k, keys = k.without("attn.k.bias"), scalars["attn.k.head"] * x.value
     deviations = (scalars.get(f"attn.{part}.deviation", inf) for part in "kv")
     head = Head(spec.head_dim, longest("q").peak, keys, longest("v"), *deviations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,13 @@ class Exponent(NamedTuple):
 
     value: float
     stderr: float
+
+    def __str__(self) -> str:
+        """
+        >>> str(Exponent(2.0, 0.125)), str(Exponent(-1.5, float("nan")))
+        ('2.00 ± 0.13', '-1.50')
+        """
+        return f"{self.value:.2f}" + (f" ± {ceil(100 * self.stderr) / 100:.2f}" if isfinite(self.stderr) else "")
 
 
 def exponent(x: Sequence[float], y: Sequence[float], draws: Sequence[int] | None = None) -> Exponent | None:

@@ -150,15 +150,14 @@ def multiply(x: Jet, y: Jet) -> Jet:
     )
 
 
-def normalise(x: Jet, scale: float, width: int, centred: bool, name: str, gain: float, bias: float | None) -> Jet:
+def normalise(x: Jet, scale: float, width: int, entry: float, name: str, gain: float, bias: float | None) -> Jet:
     """LayerNorm or RMSNorm by its smallest row scale ``s``: ``|f'| <= 1/s``, ``|f''| <= (2/sqrt 3)/(s^2 sqrt d)``.
 
-    A normalised token is no longer than ``sqrt(d)``, and no entry of a centred one larger than ``sqrt(d - 1)``.
+    A normalised token is no longer than ``sqrt(d)``; none of its entries is larger than ``entry``.
     """
     slope = 1 / scale if scale else inf
     long = sqrt(width)
     value = Size(long, times(slope, x.value.mean))
-    entry = sqrt(width - 1) if centred else long
     y = x.behind(slope, times(NORM_SECOND * slope, slope) / long, value)
     return shift(weigh(y, f"{name}.weight", gain, Size(entry, value.mean)), f"{name}.bias", bias)
 

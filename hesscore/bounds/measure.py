@@ -68,7 +68,8 @@ def _of_point(point: Point, spec: Spec) -> dict[str, float]:
         found["attn.peak"] = attention.max()
     for name in ("norm1", "norm2"):
         if f"{block}.{name}" in graph.index:
-            found[f"{name}.scale"] = 1 / point.kept[graph.index[f"{block}.{name}"]][1].max()
+            y, inverse = point.kept[graph.index[f"{block}.{name}"]]
+            found |= {f"{name}.scale": 1 / inverse.max(), f"{name}.entry": y.abs().max()}
     return {name: float(value) for name, value in found.items()}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatch
 from math import log, sqrt
 
-from hesscore.errors import UsageError
 from hesscore.spec import Spec
+
+TARGETS = ("input", "zero", "random")
+"""What the output of a block is compared with, as in ``hesscore.problem``."""
 
 MEANINGS = {
     "input.norm": "largest norm of a token at the block's input",
@@ -19,6 +20,7 @@ MEANINGS = {
     "*.input.norm": "largest norm of what a weight multiplies",
     "*.input.spread": "|X|_2 / sqrt(L) of what a weight multiplies",
     "*.scale": "smallest row scale s of a norm",
+    "*.entry": "largest entry of a normalised token, before its gain",
     "*.gain": "largest entry of a norm's gain",
     "*.weight": "spectral norm of a weight",
     "*.head": "largest spectral norm of one head's part of a weight",
@@ -26,7 +28,7 @@ MEANINGS = {
     "*.bias": "norm of a bias or a shift",
 }
 
-DERIVED = ("residual.norm", "*.deviation", "*.input.norm", "*.input.spread")
+DERIVED = ("residual.norm", "*.entry", "*.deviation", "*.input.norm", "*.input.spread")
 """What is bounded from the others unless it is known."""
 
 
@@ -37,7 +39,7 @@ def names(spec: Spec) -> list[str]:
         found.append("attn.peak")
     norms = [] if spec.norm == "none" else ["norm1", "norm2"] if spec.d_ff else ["norm1"]
     for norm in norms:
-        found += [f"{norm}.scale", f"{norm}.gain"]
+        found += [f"{norm}.scale", f"{norm}.entry", f"{norm}.gain"]
         if spec.bias and spec.norm == "layernorm":
             found.append(f"{norm}.bias")
     for part in weights(spec):
@@ -70,18 +72,18 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
     """What seeded weights and standard normal tokens, scaled to ``input_norm``, are expected to have.
 
     A Gaussian matrix ``(m, n)`` of standard deviation ``std`` has an expected spectral norm of at most
-    ``std (sqrt(m) + sqrt(n))``, and the longest and shortest of ``L`` tokens lie within about ``sqrt(ln L)`` of
-    ``sqrt(d)``.  The second norm is taken to see no smaller row scale than the first: a residual stream grows.
+    ``std (sqrt(m) + sqrt(n))``; the longest and the shortest of ``L`` tokens are within about ``sqrt(ln L)`` of
+    ``sqrt(d)``; the largest of ``n`` normal numbers is expected to be at most ``sqrt(2 ln 2n)``.  The second norm is
+    taken to see what the first does, and no smaller row scale: a residual stream grows.
     """
     d, width = spec.d_model, spec.head_dim
-    apart = sqrt(log(spec.batch * length))
-    longest, shortest = sqrt(d) + apart, max(sqrt(max(d - 1, 0)) - apart, 0.0)
+    longest, shortest = _longest(spec, length), max(sqrt(d - 1) - sqrt(log(spec.batch * length)), 0.0)
     size = 1.0 if input_norm is None else input_norm / longest
     scale = sqrt((size * shortest) ** 2 / d + spec.norm_eps)
     found = {
         "input.norm": size * longest,
         "input.spread": size * min(longest, 1 + sqrt(d / length)),
-        "target.norm": {"input": size * longest, "zero": 0.0, "random": longest}[target],
+        "target.norm": target_norm(spec, length, target, size * longest),
     }
     if not spec.causal:
         found["attn.peak"] = 1.0
@@ -98,6 +100,8 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
         std = spec.init_std or rows**-0.5
         if quantity == "scale":
             found[name] = scale
+        elif quantity == "entry":
+            found[name] = min(sqrt(2 * log(2 * d * spec.batch * length)), sqrt(d))
         elif quantity == "gain":
             found[name] = 1.0
         elif quantity == "bias":
@@ -110,13 +114,11 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
     return found
 
 
-def check(spec: Spec, given: Mapping[str, float], length: int) -> None:
-    """``UsageError`` that names a scalar which the block does not have, or which cannot be."""
-    known = names(spec)
-    for name, value in given.items():
-        if name not in known:
-            raise UsageError(f"{name}: no such scalar; this block has {', '.join(known)}")
-        if not 0 <= value < float("inf"):
-            raise UsageError(f"{name}: {value} is no finite number of at least 0")
-    if (peak := given.get("attn.peak", 1.0)) > 1 or peak * length < 1:
-        raise UsageError(f"attn.peak: {peak} does not lie between 1/{length} and 1")
+def target_norm(spec: Spec, length: int, target: str, input_norm: float) -> float:
+    """Of one of the ``TARGETS``; random tokens are as long as can be expected."""
+    return {"input": input_norm, "zero": 0.0, "random": _longest(spec, length)}[target]
+
+
+def _longest(spec: Spec, length: int) -> float:
+    """Of standard normal tokens."""
+    return sqrt(spec.d_model) + sqrt(log(spec.batch * length))

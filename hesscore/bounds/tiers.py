@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from hesscore.bounds.apriori import WHOLE, Bound, apriori
 from hesscore.bounds.jets import Pair
 from hesscore.bounds.published import published
 from hesscore.bounds.scalars import weights
+from hesscore.errors import UsageError
 from hesscore.spec import Spec
 
 if TYPE_CHECKING:
@@ -63,6 +65,25 @@ class BoundRow:
 
 
 COLUMNS = tuple(field.name for field in fields(BoundRow))
+
+
+def chosen(tiers: str | None, data: bool) -> list[str]:
+    """Those that are listed, in the order of ``TIERS``; by default all of them if there are ``data``."""
+    if tiers is None:
+        return list(TIERS if data else WITHOUT_DATA)
+    names = [name.strip() for name in tiers.split(",")]
+    for name in names:
+        if name not in TIERS:
+            near = get_close_matches(name, TIERS, 1)
+            known = f"did you mean {near[0]}?" if near else f"the tiers are {', '.join(TIERS)}"
+            raise UsageError(f"--tiers {tiers}: no tier {name or repr(name)}; {known}")
+    return [name for name in TIERS if name in names]
+
+
+def count(spec: Spec) -> int:
+    """How many rows ``rows`` gives."""
+    n = len(blocks_of(spec))
+    return len(PARTS) * (n * (n + 1) // 2 + 1)
 
 
 def blocks_of(spec: Spec) -> list[str]:
