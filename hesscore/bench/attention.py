@@ -76,6 +76,7 @@ class _Attention:
             self.size,
             tuple(for_jacobian(structured, plain, weight, self.x.numel(), forward=True)),
             TOLERANCE[self.dtype],
+            self.x.numel() * weight.numel() * self.dtype.itemsize,
         )
 
     def hessian_case(self) -> Case:
@@ -98,4 +99,5 @@ class _Attention:
             self.size,
             tuple(for_hessian(structured, paired, x)),
             TOLERANCE[self.dtype],
+            n**2 * self.dtype.itemsize,
         )

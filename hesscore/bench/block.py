@@ -41,6 +41,7 @@ def _jacobian(spec: Spec) -> Case:
         drawn.size,
         tuple(for_jacobian(structured, output, x, outputs)),
         TOLERANCE[torch.float32],
+        outputs * drawn.count * torch.float32.itemsize,
     )
 
 
@@ -56,6 +57,7 @@ def _hessian(spec: Spec) -> Case:
         drawn.size,
         tuple(for_hessian(structured, loss, x)),
         TOLERANCE[torch.float64],
+        n**2 * torch.float64.itemsize,
     )
 
 

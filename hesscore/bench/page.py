@@ -25,9 +25,10 @@ Each table is one thing, computed by several contestants from the same weights a
   name says no more, it is from weights and data to the result. In a Hessian-vector product what does not depend on the
   vector is prepared before: the point and its gradient for ours, the graph of the gradient for the kept graph, and
   nothing for the others.
-- **Fresh memory**: before every run, ours and the floor's too, all free memory is given back to the system (which takes
-  glibc). Nobody finds what others left behind, and each pays, page by page, for all that it takes. At the papers' size
-  (8 tokens, d 16) it is kept instead, as a few pages would cost more than the rest: there memory is warm for all.
+- **Fresh memory**: an array of more than 32 MiB is made of new pages in every call, which cost several times what
+  filling them does; smaller ones find the memory of the call before. So where the result is larger than that, all free
+  memory is given back to the system before every run, ours and the floor's too (which takes glibc): nobody finds what
+  others left behind. Elsewhere memory is warm for all, as it is in a loop.
 - **/ ours, / floor**: the time over that of the first contestant, and over that of the floor.
 - **Peak**: the most memory at any moment from weights and data to the result, preparation included; compare it with
   that of double backward from scratch. **Of a run**: the most that what is timed takes beyond what was prepared;

@@ -21,6 +21,9 @@ SECONDS = 0.2
 """How long a contestant runs in all; ``LEAST`` times if it is slow, ``MOST`` times if it is fast."""
 LEAST, MOST = 3, 1000
 
+KEPT_AT_HAND = 2**25
+"""Bytes of the largest array whose memory glibc may keep for the next one: what is larger is fresh in every call."""
+
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Of a matrix, by its dtype."""
 
@@ -50,12 +53,17 @@ class Case:
     size: str
     contestants: tuple[Contestant, ...]
     tolerance: float
-    fresh: bool = True
-    """Whether every run starts from an allocator that holds nothing, and so pays for the memory that it takes."""
+    result_bytes: int = 0
+    """Of the matrix that is written, if one is."""
 
     @property
     def title(self) -> str:
         return f"{self.name}: {self.size}"
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every run starts from an allocator that holds nothing, and so pays for the memory that it takes."""
+        return self.result_bytes > KEPT_AT_HAND
 
 
 @dataclass(frozen=True)
