@@ -70,10 +70,10 @@ def output_norm(spec: Spec, scalars: Mapping[str, float], length: int) -> float:
 
 def whole(found: Mapping[Pair, Bound]) -> Bound:
     """``|H| <= |N|_2`` for the matrix ``N`` of the bounds of all pairs: ``u^T H w <= sum_ab |u_a| N_ab |w_b|``."""
-    names = sorted({name for names in found for name in names})
+    parameters = sorted({name for pair in found for name in pair})
     parts = []
     for part in range(2):
-        matrix = np.array([[found[min(a, b), max(a, b)][part] for b in names] for a in names])
+        matrix = np.array([[found[min(a, b), max(a, b)][part] for b in parameters] for a in parameters])
         parts.append(float(np.linalg.norm(matrix, 2)) if np.isfinite(matrix).all() else inf)
     return Bound(*parts)
 
