@@ -29,9 +29,9 @@ def bench(
     md: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown; - is stdout.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Time and peak memory of the closed forms, beside those of autograd and of the floor.
+    """Time the closed forms beside autograd and the floor.
 
-    Exit 1 if two contestants disagree about a value; times and memory are reported, not judged.
+    Exit 1 if two contestants disagree about a value; times and peak memory are reported, not judged.
     """
     from hesscore.bench import cases, environment
     from hesscore.bench.page import page

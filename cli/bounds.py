@@ -86,13 +86,14 @@ def bounds(
         raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
     wanted = chosen(tiers, data=tokens is not None)
     known = dict(map(_named, given or ()))
+    swept = sweep.swept
     if plot is not None:
-        check_picture(plot, sweep.swept)
+        check_picture(plot, swept)
     check_writable([csv, json, plot], [source, tokens])
     measured = bool(set(wanted) - set(WITHOUT_DATA)) or tokens is not None
     asked = ask(source, sweep, known, target, measured, seed, tokens, max_tokens, layers)
     settings = {"target": target, "seed": seed, "given": known}
-    report = BoundsReport(source or "a block of GPT-2 small", wanted, settings, sweep.swept, asked.provenance)
+    report = BoundsReport(source or "a block of GPT-2 small", wanted, settings, swept, asked.provenance)
     if not quiet:
         for note in asked.notes:
             message(f"note: {note}")

@@ -25,7 +25,7 @@ NOTE = "seeded weights and inputs: these numbers describe the architecture, not 
 
 def scaling(
     source: Annotated[str, typer.Argument(metavar="SPEC", help="A block spec (.yaml) without a vocabulary.")],
-    input_norm: Annotated[
+    input_scale: Annotated[
         list[float] | None, typer.Option(metavar="X", help="Standard normal tokens times X (default 1).")
     ] = None,
     seq_len: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence.")] = None,
@@ -54,7 +54,7 @@ def scaling(
     from hesscore.report import SCHEMA_VERSION
     from hesscore.scaling import COLUMNS, cost, measure, plan, rows
 
-    options = {"input_norm": input_norm, "seq_len": seq_len, "width": width, "layers": layers}
+    options = {"input_scale": input_scale, "seq_len": seq_len, "width": width, "layers": layers}
     check_writable([csv, json], [source])
     started = monotonic()
     sweeps = plan(source, {name: values for name, values in options.items() if values})
@@ -86,7 +86,7 @@ def scaling(
             {
                 "quantity": sweep.quantity,
                 "values": sweep.values,
-                "input_norm": None if sweep.quantity == "input_norm" else sweep.settings[0].input_norm,
+                "input_scale": None if sweep.quantity == "input_scale" else sweep.settings[0].input_scale,
                 "spec": sweep.settings[0].spec.model_dump(),
             }
             for sweep in sweeps
@@ -157,7 +157,7 @@ def _theory(row: ScalingRow) -> int | None:
 def _held(sweep: Sweep) -> str:
     """What stays as it is."""
     spec, size = sweep.settings[0]
-    held = {"input_norm": size, "seq_len": spec.seq_len, "width": spec.d_model, "layers": spec.layers}
+    held = {"input_scale": size, "seq_len": spec.seq_len, "width": spec.d_model, "layers": spec.layers}
     return "; " + ", ".join(f"{name} {value:g}" for name, value in held.items() if name != sweep.quantity)
 
 

@@ -246,8 +246,11 @@ def _check_data(source: str | Path, spec: Spec, scored: Tensor, dtype: torch.dty
 
 
 def _drawn(spec: Spec, seed: int) -> tuple[Tensor, Tensor]:
-    """Seeded data and targets: uniform token ids, or standard normal activations if there is no vocabulary."""
-    rng = torch.Generator().manual_seed(seed)
+    """Seeded data and targets: uniform token ids, or standard normal activations if there is no vocabulary.
+
+    They have random numbers of their own: those of the weights would make data that go with them.
+    """
+    rng = torch.Generator().manual_seed(seed ^ crc32(b"data"))
     if spec.vocab is None:
         shape = (2, spec.batch, spec.seq_len, spec.d_model)
         data, target = torch.randn(shape, generator=rng, dtype=torch.float64)

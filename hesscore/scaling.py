@@ -33,10 +33,10 @@ PARTS = {"outer": outer, "functional": inner}
 FIELDS = {"seq_len": "seq_len", "width": "d_model", "layers": "layers"}
 """The field of a spec that a quantity sets; ``width`` also sets ``d_ff``, which keeps its ratio to it."""
 
-QUANTITIES = ("input_norm", *FIELDS)
-"""What can be swept; ``input_norm`` is the factor before standard normal tokens, 1 unless it is given."""
+QUANTITIES = ("input_scale", *FIELDS)
+"""What can be swept; ``input_scale`` is the factor before standard normal tokens, 1 unless it is given."""
 
-DEFAULT = {"input_norm": (0.05, 0.1, 0.2, 0.4), "seq_len": (8, 16, 32, 64)}
+DEFAULT = {"input_scale": (0.05, 0.1, 0.2, 0.4), "seq_len": (8, 16, 32, 64)}
 """What is swept where nothing is asked for, one after the other."""
 
 ACROSS = (
@@ -67,10 +67,10 @@ LOST = 1e-9
 
 
 class Setting(NamedTuple):
-    """What is measured: a spec, on standard normal tokens times ``input_norm``."""
+    """What is measured: a spec, on standard normal tokens times ``input_scale``."""
 
     spec: Spec
-    input_norm: float
+    input_scale: float
 
 
 class Sweep(NamedTuple):
@@ -161,9 +161,9 @@ def plan(source: str | Path, given: Mapping[str, Sequence[float]]) -> list[Sweep
 
 
 def _setting(source: str | Path, spec: Spec, chosen: Mapping[str, float]) -> Setting:
-    size = chosen.get("input_norm", 1.0)
+    size = chosen.get("input_scale", 1.0)
     if not (size > 0 and isfinite(size)):
-        raise UsageError(f"--input-norm {size}: give a finite number above 0")
+        raise UsageError(f"--input-scale {size}: give a finite number above 0")
     changes = {FIELDS[quantity]: value for quantity, value in chosen.items() if quantity in FIELDS}
     if "d_model" in changes and spec.d_ff:
         changes["d_ff"] = max(1, round(changes["d_model"] * spec.d_ff / spec.d_model))
@@ -192,7 +192,7 @@ def theory(quantity: str, spec: Spec, row: str, column: str, part: str) -> float
     norm, whose eps is small beside the tokens, it does not know their size.
     """
     alone = spec.layers == 1 and not spec.d_ff and (spec.norm == "none" or spec.placement != "post")
-    if quantity != "input_norm" or not alone or not {row, column} <= FIRST.keys():
+    if quantity != "input_scale" or not alone or not {row, column} <= FIRST.keys():
         return None
     power = FIRST[row] + FIRST[column] if part == "outer" else SECOND.get((row, column))
     return None if power is None else float(power if spec.norm == "none" else 0)
@@ -238,7 +238,7 @@ def problem(setting: Setting, seed: int) -> Curvature:
     y = Point(graph, {**weights, **inputs(spec, x, x)}, watch={output}).watched[output]
     target = y - residual
     if not (y - target - residual).norm() <= LOST * residual.norm():
-        raise InputError(f"at input_norm {size:g} the residual is lost beside an output of {float(y.abs().max()):.1e}")
+        raise InputError(f"at input_scale {size:g} the residual is lost beside an output of {float(y.abs().max()):.1e}")
     return Curvature(graph, weights, split(spec, x, target))
 
 

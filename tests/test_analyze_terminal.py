@@ -14,13 +14,13 @@ import pytest
 from tests.command import HESS, LAST, ROOT, SAMPLE, read_terminal
 
 
-def on_terminal(arguments, width, stderr_too=False, **environment):
-    """What ``hess analyze`` shows on a terminal of this width, and its other stream."""
+def on_terminal(arguments, width, stderr_too=False, command="analyze", **environment):
+    """What ``hess`` shows on a terminal of this width, and its other stream."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     process = subprocess.Popen(
-        [HESS, "analyze", *map(str, arguments)],
+        [HESS, command, *map(str, arguments)],
         env={**inherited, "TERM": "xterm-256color", **environment},
         stdin=theirs,
         stdout=theirs,

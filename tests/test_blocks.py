@@ -92,7 +92,7 @@ def test_every_number_is_that_of_the_dense_hessian_by_double_backward(tmp_path, 
         start += weight.numel()
     full = [row for row in found if row.part == "full"]
     assert len(full) == len(names) * (len(names) + 1) // 2 + 1 == count(names) / 3
-    told = 0
+    told, rounding = 0, 1e-15 * float(dense.norm())  # of double backward, which sums what cancels in a small pair
     for row in full:
         assert row.exact
         assert row.converged
@@ -108,7 +108,7 @@ def test_every_number_is_that_of_the_dense_hessian_by_double_backward(tmp_path, 
         for name in ("spectral_norm", "lambda_max", "lambda_min"):
             if wanted[name] is not None:
                 error = getattr(row, f"{name}_error")
-                assert abs(getattr(row, name) - wanted[name]) <= error
+                assert abs(getattr(row, name) - wanted[name]) <= error + rounding
                 assert error < 2e-11 * wanted["spectral_norm"] + 1e-12 * float(dense.norm())
         for name in ("frobenius", "trace", "spectral_entropy", "negative_mass"):
             assert getattr(row, name) == (wanted[name] and pytest.approx(wanted[name], rel=1e-9, abs=1e-9))
@@ -187,7 +187,7 @@ def test_nothing_of_the_outer_part_is_negative(tmp_path, monkeypatch, exact_up_t
     found = [row for row in rows_of(opened(tmp_path, ""))[0] if row.row == row.column]
     outer = [row for row in found if row.part == "outer"]
     assert {row.exact for row in outer} == {exact_up_to > 3}
-    assert min(row.lambda_min for row in outer) == 0
+    assert 0 <= min(row.lambda_min for row in outer) < 1e-20
     assert min(row.lambda_min for row in found) < 0
 
 

@@ -29,7 +29,7 @@ from tests.test_analyze_terminal import plain
 ATTENTION = ROOT / "configs/blocks/attention.yaml"
 SPEC = read_spec(ATTENTION)
 SMALL = (0.05, 0.1, 0.2, 0.4)
-TWO = ["--input-norm", "0.1", "--input-norm", "0.2", "--seeds", "2"]
+TWO = ["--input-scale", "0.1", "--input-scale", "0.2", "--seeds", "2"]
 """A quick run: four measurements."""
 
 # --- the fit ---
@@ -110,7 +110,7 @@ def test_two_points_leave_nothing_for_an_error():
 )
 def test_norms_are_those_of_autograd(spec):
     setting, seed = Setting(spec, 0.8), 3
-    (one,) = measure(Sweep("input_norm", (0.8,), (setting,)), 1, seed)
+    (one,) = measure(Sweep("input_scale", (0.8,), (setting,)), 1, seed)
     assert list(one.norms) == [(row, column, part) for row, column in pairs(spec) for part in PARTS]
     curvature = problem(setting, scaling.draw_seed(seed, 0))
     (point,) = curvature.points
@@ -164,7 +164,7 @@ def test_a_residual_that_is_lost_is_refused():
 
 def test_draws_do_not_depend_on_what_else_is_measured():
     def norms(values, draws, seed=0):
-        sweep = Sweep("input_norm", values, tuple(Setting(SPEC, value) for value in values))
+        sweep = Sweep("input_scale", values, tuple(Setting(SPEC, value) for value in values))
         return {(one.value, one.draw): one.norms for one in measure(sweep, draws, seed)}
 
     few, more = norms((0.2,), 1), norms((0.1, 0.2), 2)
@@ -223,7 +223,7 @@ FUNCTIONAL = {"qq": 5, "kk": 5, "kq": 3, "kv": 3, "qv": 3}
 
 def test_attention_alone_grows_as_theory_says():
     sweep, _ = plan(ATTENTION, {})
-    assert (sweep.quantity, sweep.values) == ("input_norm", SMALL)
+    assert (sweep.quantity, sweep.values) == ("input_scale", SMALL)
     found = rows(sweep, list(measure(sweep, 3)))
     named = {(row.part, row.row[5] + row.column[5]): row for row in found}
     assert len(found) == len(named) == 2 * len(OUTER)
@@ -243,7 +243,7 @@ def test_attention_alone_grows_as_theory_says():
 @pytest.mark.parametrize("placement", ["pre", "parallel"])
 def test_behind_a_norm_the_size_of_tokens_does_not_matter(placement):
     spec = SPEC.model_copy(update={"norm": "layernorm", "placement": placement})
-    for row in growth("input_norm", SMALL, (Setting(spec, x) for x in SMALL)).values():
+    for row in growth("input_scale", SMALL, (Setting(spec, x) for x in SMALL)).values():
         known = "norm" not in row.row and row.exponent is not None
         assert row.theory == (0 if known else None)
         assert row.exponent is None or abs(row.exponent) < 0.05
@@ -252,7 +252,7 @@ def test_behind_a_norm_the_size_of_tokens_does_not_matter(placement):
 def test_before_a_norm_each_derivative_loses_the_size_of_the_sum():
     """Of which theory is not asked here: two powers in the outer part, one in the functional."""
     spec = SPEC.model_copy(update={"norm": "layernorm", "placement": "post"})
-    found = growth("input_norm", SMALL, (Setting(spec, x) for x in SMALL))
+    found = growth("input_scale", SMALL, (Setting(spec, x) for x in SMALL))
     for (a, b, part), power in {("q", "q", "outer"): 4, ("v", "v", "outer"): 0, ("k", "q", "functional"): 2}.items():
         row = found[f"attn.{a}.weight", f"attn.{b}.weight", part]
         assert row.theory is None
@@ -274,7 +274,7 @@ def test_the_cube_of_the_length_is_that_of_a_norm_held_fixed():
 
 def test_theory_is_silent_where_it_does_not_hold():
     for change in {"layers": 2}, {"d_ff": 4}, {"norm": "rmsnorm", "placement": "post"}:
-        (sweep,) = [Sweep("input_norm", (1.0,), (Setting(SPEC.model_copy(update=change), 1.0),))]
+        (sweep,) = [Sweep("input_scale", (1.0,), (Setting(SPEC.model_copy(update=change), 1.0),))]
         assert {row.theory for row in rows(sweep, list(measure(sweep, 1)))} == {None}
 
 
@@ -284,7 +284,7 @@ def test_the_page_shows_what_is_found(monkeypatch):
     lines = [line.replace(" x ", "x").split() for line in page.splitlines()]
     by_range = {}
     for low, high, values in ("0.05", "0.4", SMALL), ("1", "8", (1, 2, 4, 8)), ("8", "32", (8, 16, 32)):
-        found = growth("input_norm", values, (Setting(SPEC, x) for x in values), 5)
+        found = growth("input_scale", values, (Setting(SPEC, x) for x in values), 5)
         by_range[low, high] = {
             (row.row[5] + row.column[5], row.part): "-" if row.exponent is None else Measured(row.exponent, row.stderr)
             for row in found.values()
@@ -308,14 +308,14 @@ def test_the_page_shows_what_is_found(monkeypatch):
 def test_sweeps_set_the_fields_of_the_spec(tmp_path):
     path = tmp_path / "block.yaml"
     path.write_text("d_model: 8\nd_ff: 20\nheads: 2\n")
-    (sweep,) = plan(path, {"width": [4, 12], "layers": [3], "input_norm": [0.5]})
+    (sweep,) = plan(path, {"width": [4, 12], "layers": [3], "input_scale": [0.5]})
     assert (sweep.quantity, sweep.values) == ("width", (4, 12))
     assert [(spec.d_model, spec.d_ff, spec.layers, size) for spec, size in sweep.settings] == [
         (4, 10, 3, 0.5),
         (12, 30, 3, 0.5),
     ]
-    assert [(s.quantity, [(at.spec.seq_len, at.input_norm) for at in s.settings]) for s in plan(path, {})] == [
-        ("input_norm", [(64, x) for x in SMALL]),
+    assert [(s.quantity, [(at.spec.seq_len, at.input_scale) for at in s.settings]) for s in plan(path, {})] == [
+        ("input_scale", [(64, x) for x in SMALL]),
         ("seq_len", [(length, 1.0) for length in (8, 16, 32, 64)]),
     ]
 
@@ -335,7 +335,7 @@ def test_depth_is_of_the_first_block_in_the_loss_of_the_stack():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"width": [8]}, "--width: one value is no sweep: give one of --input-norm, --seq-len, --width, --layers"),
+        ({"width": [8]}, "--width: one value is no sweep: give one of --input-scale, --seq-len, --width, --layers"),
         ({"width": [8, 8]}, "--width: a value is given twice"),
         ({"width": [8, 4], "seq_len": [2, 4]}, "--width, --seq-len: one quantity is swept at a time"),
         ({"width": [4, 0]}, "d_model: input should be greater than 0"),
@@ -343,8 +343,8 @@ def test_depth_is_of_the_first_block_in_the_loss_of_the_stack():
         ({"seq_len": [4, -1]}, "seq_len: input should be greater than 0"),
         ({"seq_len": [4, 10**9]}, "seq_len: 1000000000 is too large: "),
         ({"layers": [4, 10**5]}, "layers: 100000 are more than 10000"),
-        *(({"input_norm": [1.0, x]}, f"--input-norm {x}: give a finite number above 0") for x in (0.0, -1.0)),
-        *(({"input_norm": [1.0, float(x)]}, f"--input-norm {x}: give a finite") for x in ("nan", "inf")),
+        *(({"input_scale": [1.0, x]}, f"--input-scale {x}: give a finite number above 0") for x in (0.0, -1.0)),
+        *(({"input_scale": [1.0, float(x)]}, f"--input-scale {x}: give a finite") for x in ("nan", "inf")),
     ],
 )
 def test_nonsense_is_refused_with_its_name(tmp_path, given, said):
@@ -377,12 +377,12 @@ def test_rows_in_csv_json_and_a_pipe(tmp_path):
     assert result.returncode == 0
     assert result.stderr == (
         "note: seeded weights and inputs: these numbers describe the architecture, not a trained model\n"
-        "4 measurements: input_norm, 2 draws of weights and data\n"
+        "4 measurements: input_scale, 2 draws of weights and data\n"
     )
     content, found = strict(json.read_text()), rows_of(csv.read_text())
     assert tuple(found[0]) == COLUMNS
     assert len(found) == len(content["rows"]) == 14
-    sweep = Sweep("input_norm", (0.1, 0.2), (Setting(SPEC, 0.1), Setting(SPEC, 0.2)))
+    sweep = Sweep("input_scale", (0.1, 0.2), (Setting(SPEC, 0.1), Setting(SPEC, 0.2)))
     for line, row, expected in zip(found, content["rows"], rows(sweep, list(measure(sweep, 2))), strict=True):
         assert (row["row"], row["column"], row["part"]) == (expected.row, expected.column, expected.part)
         for name in ("exponent", "stderr", "theory"):
@@ -390,7 +390,7 @@ def test_rows_in_csv_json_and_a_pipe(tmp_path):
         assert row["points"] == [point._asdict() for point in expected.points]
         assert line["note"] == row["note"] == expected.note
     (swept,) = content["sweeps"]
-    assert (swept["quantity"], swept["values"], swept["input_norm"]) == ("input_norm", [0.1, 0.2], None)
+    assert (swept["quantity"], swept["values"], swept["input_scale"]) == ("input_scale", [0.1, 0.2], None)
     assert swept["spec"] == SPEC.model_dump()
     assert content["measurements"] == {"finished": 4, "asked_for": 4}
     assert (content["schema_version"], content["seeds"], content["seed"]) == (1, 2, 0)
@@ -416,7 +416,7 @@ def test_a_dash_is_stdout_and_quiet_is_quiet():
         ([ATTENTION, "--width", "0", "--width", "4"], 2),
         ([ATTENTION, *TWO, "--csv", ATTENTION], 2),
         (["none.yaml"], 3),
-        ([ATTENTION, "--input-norm", "1e200", "--input-norm", "1"], 3),
+        ([ATTENTION, "--input-scale", "1e200", "--input-scale", "1"], 3),
     ],
 )
 def test_what_is_refused_leaves_stdout_alone(arguments, code):
@@ -472,7 +472,7 @@ def test_a_terminal_gets_a_table_that_fits():
     lines = plain(read_terminal(ours)).replace("\r\n", "\n").splitlines()
     assert process.wait(timeout=60) == 0
     assert max(map(len, lines)) <= 80
-    assert "as a power of input_norm = 0.1, 0.2; seq_len 8, width 8, layers 1" in lines
+    assert "as a power of input_scale = 0.1, 0.2; seq_len 8, width 8, layers 1" in lines
     cells = [line.split() for line in lines]
     assert ["row", "x", "column", "outer", "theory", "functional", "theory"] in cells
     (keys_queries,) = [cell for cell in cells if cell[:3] == ["attn.k.weight", "x", "attn.q.weight"]]

@@ -40,8 +40,16 @@ class Sweep:
 
     @property
     def swept(self) -> str | None:
-        """The quantity with several values."""
-        return next((name for name, values in vars(self).items() if len(values) > 1), None)
+        """The quantity with several values; ``UsageError`` if there are two."""
+        several = [name for name, values in vars(self).items() if len(values) > 1]
+        if len(several) > 1:
+            raise UsageError(f"{option(several[0])} and {option(several[1])}: give several values of one of them")
+        return several[0] if several else None
+
+
+def option(name: str) -> str:
+    """That of the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def _of_checkpoint(
 
     for name, values in vars(sweep).items():
         if name != "seq_len" and values:
-            raise UsageError(f"--{name.replace('_', '-')} is of a spec: a checkpoint has its own")
+            raise UsageError(f"{option(name)} is of a spec: a checkpoint has its own")
     problem = blocks.open_blocks(source, tokens, seed, max_tokens)
     spec, chosen = problem.spec, blocks.by_layer(select(problem, layers, None))
     provenance = {**problem.provenance, "spec": spec.model_dump()}
