@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hesscore import chain
+from hesscore import chain, memory
 from hesscore.bounds.apriori import WHOLE, Bound, whole
 from hesscore.bounds.jets import Pair, pairs
 from hesscore.chain import Point
@@ -49,8 +49,10 @@ ROUNDING = 1e-9
 def swept(curvature: Curvature, spec: Spec) -> dict[Pair, Bound]:
     """A bound for each pair of the parameters of a block on its own, in float64, and for ``(WHOLE, WHOLE)``.
 
-    It holds for these weights on these data.
+    It holds for these weights on these data.  ``InputError`` if they would not fit in memory.
     """
+    batch, length = curvature.points[0].leaves["weights"].shape
+    memory.check(8 * kept(spec, batch * length, length), f"swept bounds of a block on {batch * length} tokens")
     names = {name.removeprefix("blocks.0."): i for i, name in enumerate(curvature.graph.parameters)}
     sums = torch.zeros(2, len(names), len(names), dtype=torch.float64)
     for point in curvature.points:
@@ -60,6 +62,15 @@ def swept(curvature: Curvature, spec: Spec) -> dict[Pair, Bound]:
     sums *= 1 + ROUNDING
     found = {(a, b): Bound(*sums[:, names[a], names[b]].tolist()) for a, b in pairs(names)}
     return found | {(WHOLE, WHOLE): whole(found)}
+
+
+def kept(spec: Spec, tokens: int, length: int) -> int:
+    """Numbers in memory, about: how the parameter with most outputs moves whatever comes after it."""
+    outputs = max(spec.d_ff, spec.heads * spec.d_model)
+    if spec.positions == "rotary":
+        outputs = max(outputs, spec.d_model * spec.groups * spec.head_dim)
+    hidden = (6 if spec.gated else 4) * spec.d_ff
+    return outputs * tokens * (5 * spec.heads * length + hidden + 14 * spec.d_model)
 
 
 def _reaches(point: Point, spec: Spec) -> dict[int, Tensor]:
