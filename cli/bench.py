@@ -36,13 +36,14 @@ def bench(
     from hesscore.bench import cases, environment
     from hesscore.bench.page import page
     from hesscore.bench.peak import peaks
+    from hesscore.bench.tightness import tightness
     from hesscore.bench.timing import measure
     from hesscore.output import check_writable, deliver
 
     check_writable([json, md])
     todo = list(cases(quick))
     timings: list[Timing] = []
-    done = 0
+    done, tight = 0, None
     keep_on_interrupt()
     try:
         with progress("bench", len(todo), quiet) as advance:
@@ -52,13 +53,14 @@ def bench(
                 timings += [replace(timing, **taken.get(timing.contestant, {})) for timing in found]
                 done += 1
                 advance(1)
+        tight = tightness()
     except KeyboardInterrupt:
         message(f"interrupted: {done} of {len(todo)} cases are finished")
     about = {"schema_version": 1, "hess_version": __version__, "quick": quick, **environment()}
     rows = [asdict(timing) | {"error": None if isnan(timing.error or 0) else timing.error} for timing in timings]
-    record = about | {"rows": rows}
+    record = about | {"rows": rows, "tightness": tight or []}
     deliver({json: text.dumps(record, indent=1, allow_nan=False) + "\n", md: page(record)}, lambda: _show(rows))
-    if done < len(todo):
+    if tight is None:
         raise typer.Exit(130)
     wrong = [timing for timing in timings if not timing.right]
     for timing in wrong:

@@ -21,11 +21,12 @@ from hesscore.bench.drawn import Drawn
 from hesscore.bench.page import page
 from hesscore.bench.peak import FORGET, peak_of, peaks
 from hesscore.bench.plain import flat, norm_written_out, of_flat
+from hesscore.bench.tightness import tightness
 from hesscore.bench.timing import Case, Contestant, Timing, measure, writing
 from hesscore.explicit.block import block_hessian
 from hesscore.explicit.kronecker import KroneckerSum, Place, Term
 from hesscore.spec import Spec
-from tests.command import run
+from tests.command import ROOT, run
 from tests.test_hessian import twice
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,6 +34,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PROGRAM = """
 import os, torch
 import hesscore.bench as bench
+from hesscore.bench.tightness import tightness
 from hesscore.bench.timing import Case, Contestant
 from hesscore_cli.commands import app
 
@@ -262,7 +264,7 @@ def test_the_page_is_what_the_record_says():
     assert written == page(record)
     tables = [block.splitlines() for block in written.split("\n\n") if block.startswith("| contestant")]
     assert sum(len(table) - 2 for table in tables) == len(record["rows"])
-    assert len(tables) == written.count("\n## ") - 1  # and what limits each
+    assert len(tables) == written.count("\n## ") - 2  # and what limits each, and the bounds
 
 
 def test_the_page_compares_with_ours_and_with_the_floor():
@@ -275,7 +277,10 @@ def test_the_page_compares_with_ours_and_with_the_floor():
             ("writing", "floor", 0.0005, None, None),
         )
     ]
-    lines = page({"quick": False, "hess_version": "0", **environment(), "rows": rows}).splitlines()
+    tight = [{"part": "outer", "tier": "swept", "pairs": 3, "median": 1.25, "largest": 2.5, "whole": None}]
+    about = {"quick": False, "hess_version": "0", **environment()}
+    lines = page({**about, "rows": rows, "tightness": tight}).splitlines()
+    assert "| outer | swept | 3 | 1.25 | 2.5 | - |" in lines
     assert "| a | 1 | 2 ms | 3 s | 1500 | 4 |" in lines
     start = lines.index("## a: 1")
     assert lines[start + 4 :] == [
@@ -284,3 +289,14 @@ def test_the_page_compares_with_ours_and_with_the_floor():
         "| writing (floor) | 500 µs | 0.25 | 1 | - | - | - |",
     ]
     assert all(line.count("|") == 8 for line in lines[start + 2 :])
+
+
+def test_how_tight_the_bounds_are_is_recorded_and_none_is_beaten():
+    stored = json.loads((ROOT / "docs/benchmarks.json").read_text())["tightness"]
+    found = tightness()
+    for old, new in zip(stored, found, strict=True):
+        assert old.keys() == new.keys()
+        for name, value in new.items():
+            assert old[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value)
+        if new["tier"] != "published":
+            assert new["median"] >= 1 - 1e-9

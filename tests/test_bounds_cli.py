@@ -109,7 +109,8 @@ def test_a_sweep_has_exponents_verdicts_and_a_picture(tmp_path):
     growth = {(g["row"], g["column"], g["part"], g["tier"]): g for g in strict(out.read_text())["growth"]}
     for pair, claimed in {("attn.v.weight", "attn.v.weight"): 2, ("attn.q.weight", "attn.q.weight"): 6}.items():
         for tier in "published", "apriori", "exact":
-            assert growth[(*pair, "outer", tier)]["exponent"] == pytest.approx(claimed, abs=0.1)
+            names = (*pair, "outer", tier)
+            assert growth[names]["exponent"] == pytest.approx(claimed, abs=0.1)
     assert "QQ outer ~ input_norm^6 (arXiv 2410.10986): holds here" in result.stdout
     words = " ".join(ElementTree.parse(picture).getroot().itertext())
     assert "norm of the longest token" in words

@@ -10,6 +10,8 @@ SUMMARY = ("what", "size", "ours", "fastest rival", "times as fast", "/ floor")
 Row = Mapping[str, Any]
 """A ``timing.Timing``, by field."""
 
+TIGHT = ("part", "tier", "pairs", "median", "largest", "whole")
+
 COLUMNS = ("contestant", "time", "/ ours", "/ floor", "peak (MB)", "of a run (MB)", "error")
 
 LEGEND = """\
@@ -81,6 +83,10 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(SUMMARY, (_summary(case, size, rows) for (case, size), rows in cases.items()))
     yield LEGEND
     yield LIMITS
+    if record["tightness"]:
+        yield "## How tight the bounds are\n"
+        yield "Bound over exact norm, on the papers' block with seeded weights and data; see [bounds](bounds.md).\n"
+        yield from _table(TIGHT, (_tight(row) for row in record["tightness"]))
     for (case, size), rows in cases.items():
         yield f"## {case}: {size}\n"
         yield from _table(COLUMNS, _cells(rows))
@@ -124,6 +130,10 @@ def _cells(rows: Sequence[Row]) -> Iterator[list[str]]:
             *(digits(row[name] and row[name] / 1e6) for name in ("peak_bytes", "run_bytes")),
             "-" if row["error"] is None else f"{row['error']:.1e}" if row["error"] else "0",
         ]
+
+
+def _tight(row: Mapping[str, Any]) -> list[str]:
+    return [value if isinstance(value := row[name], str) else digits(value) for name in TIGHT]
 
 
 def duration(seconds: float) -> str:
