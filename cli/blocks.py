@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hesscore.blocks import BlockRow
     from hesscore.report import BlockReport
 
-_AGAINST = {"input": "against its input", "zero": "against zero", "random": "against a random target"}
+AGAINST = {"input": "against its input", "zero": "against zero", "random": "against a random target"}
 
 
 def analyze_blocks(
@@ -92,7 +92,7 @@ def _show(report: BlockReport) -> None:
     show(
         f"{problem.source}: {problem.provenance.get('family', 'spec')}, d_model {problem.spec.d_model}, "
         f"d_ff {problem.spec.d_ff}, {problem.spec.layers} layer{'s' if problem.spec.layers > 1 else ''}",
-        f"each block on its own, on {problem.scored:,} tokens, {_AGAINST[report.settings['target']]}: "
+        f"each block on its own, on {problem.scored:,} tokens, {AGAINST[report.settings['target']]}: "
         f"mean squared error {losses}",
         "",
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from .blocks import AGAINST
 from .options import Csv, Json, Layers, MaxTokens, Quiet, Seed, Tokens
 from .process import keep_on_interrupt
 from .render import Measured, message, on_terminal, progress, show, table
@@ -47,7 +48,8 @@ def bounds(
     tiers: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Some of published,apriori,swept,enclosure,exact (default the first two; all on data)."
+            metavar="LIST",
+            help="all, or some of published,apriori,swept,enclosure,exact (default the first two; all on data).",
         ),
     ] = None,
     target: Annotated[
@@ -140,7 +142,8 @@ def _show(report: BoundsReport) -> None:
     from hesscore.bounds.claims import verdicts
     from hesscore.bounds.tiers import PARTS, TIERS
 
-    show(f"{report.source}: spectral norms of the Hessian of a block, under the mean squared error of its output")
+    show(f"{report.source}: bounds on the spectral norm of the Hessian")
+    show(f"a block on its own, under the mean squared error of its output, {AGAINST[report.settings['target']]}")
     _show_scalars(report)
     if not on_terminal():
         table(list(report.frame.columns), [list(record.values()) for record in report.records])
@@ -153,9 +156,9 @@ def _show(report: BoundsReport) -> None:
             else:
                 _show_tiers(report, rows)
     for line in verdicts(report):
-        show(line)
+        _show_wrapped(line)
     for tier in report.tiers:
-        show(f"{tier}: {TIERS[tier].hypotheses}; constants {TIERS[tier].constants}")
+        _show_wrapped(f"{tier}: {TIERS[tier].hypotheses}; constants {TIERS[tier].constants}")
     if on_terminal():
         show("All pairs and digits: --csv, --json.")
 
@@ -169,10 +172,16 @@ def _show_scalars(report: BoundsReport) -> None:
         named = [
             f"{name} {value:.4g}" for name, value in block.scalars.items() if block.origin[name] == origin and value
         ]
-        show(*wrap(f"{origin}: {', '.join(named)}", get_terminal_size().columns, subsequent_indent="  "))
+        if named:
+            _show_wrapped(f"{origin}: {', '.join(named)}")
     if len(report.blocks) > 1:
         show("(scalars of the first of several blocks; --json has all)")
     show("")
+
+
+def _show_wrapped(text: str) -> None:
+    """At the width of a terminal, whole in a pipe."""
+    show(*(wrap(text, get_terminal_size().columns, subsequent_indent="  ") if on_terminal() else [text]))
 
 
 def _show_tiers(report: BoundsReport, rows: Sequence[BoundRow]) -> None:

@@ -68,9 +68,11 @@ COLUMNS = tuple(field.name for field in fields(BoundRow))
 
 
 def chosen(tiers: str | None, data: bool) -> list[str]:
-    """Those that are listed, in the order of ``TIERS``; by default all of them if there are ``data``."""
+    """Those that are listed, or ``all``, in the order of ``TIERS``; by default all of them if there are ``data``."""
+    if tiers == "all" or (tiers is None and data):
+        return list(TIERS)
     if tiers is None:
-        return list(TIERS if data else WITHOUT_DATA)
+        return list(WITHOUT_DATA)
     names = [name.strip() for name in tiers.split(",")]
     for name in names:
         if name not in TIERS:
