@@ -29,7 +29,7 @@ def bounds(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SOURCE]", help="A block spec (.yaml) or a checkpoint (.pt); else a block of GPT-2 small."
+            metavar="SOURCE", help="A block spec (.yaml) or a checkpoint (.pt); else a block of GPT-2 small."
         ),
     ] = None,
     seq_len: Annotated[
