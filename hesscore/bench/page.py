@@ -46,14 +46,15 @@ LIMITS = """\
 ## What limits each
 
 - **Jacobians at the papers' size** (8 tokens, d 16): a few calls of torch and a few lines of Python, at one to two
-  microseconds each, are all there is. A thousand times as fast as plain autograd would leave room for two of them.
+  microseconds each, are all there is. A thousand times as fast as plain autograd would leave six to ten microseconds
+  for all of it.
 - **Larger dense Jacobians of a LayerNorm and an FFN**: most of the time is writing the matrix, for us and for rivals
   alike. Fresh memory is handed out page by page, which takes several times as long as filling it, and all end at the
   same floor. By the input that matrix is nearly all zeros, between different tokens: *structured* does without them.
 - **Attention and block Jacobians**: every map between a weight and the output is a few calls, for all outputs of the
   weight at once; `jacrev` needs as many for all outputs of the block.
-- **Dense block Hessian**: a quarter is the sum itself, sweeps with as many tangents as the weights have outputs, and
-  about as much is fresh memory for the matrix. The rest are matrix products over 16 tokens, so thin that they cost what
+- **Dense block Hessian**: a third is the sum itself, sweeps with as many tangents as the weights have outputs, and a
+  fifth is fresh memory for the matrix. The rest are matrix products over 16 tokens, so thin that they cost what
   writing their result costs, and two strided copies to put that into its place.
 - **Hessian-vector products**: the floor is six matrix products a weight, run again on the same arrays. Passes over
   activations (softmax, norms, gates, sums) come on top, each a call of its own. A kept graph has the same products to
