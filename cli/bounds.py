@@ -33,7 +33,8 @@ def bounds(
         ),
     ] = None,
     seq_len: Annotated[
-        list[int] | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence; give it again for a curve.")
+        list[int] | None,
+        typer.Option(min=1, max=10**12, metavar="N", help="Tokens of a sequence; give it again for a curve."),
     ] = None,
     input_norm: Annotated[
         list[float] | None, typer.Option(metavar="X", help="Norm of the longest input token; again for a curve.")
@@ -43,7 +44,7 @@ def bounds(
         list[int] | None, typer.Option(min=1, metavar="N", help="d_model, with d_ff in proportion; again for a curve.")
     ] = None,
     given: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=X", help="A scalar that is known, as norm1.scale=0.4.")
+        list[str] | None, typer.Option(metavar="NAME=X", help="A scalar that is known, as norm2.scale=0.4.")
     ] = None,
     tiers: Annotated[
         str | None,
@@ -62,7 +63,7 @@ def bounds(
     csv: Csv = None,
     json: Json = None,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw what several values give, as .svg or .png.")
+        str | None, typer.Option(metavar="FILE", help="Draw several values of apriori and exact, as .svg or .png.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -158,8 +159,12 @@ def _show(report: BoundsReport) -> None:
     for line in verdicts(report):
         _show_wrapped(line)
     for tier in report.tiers:
+        if tier == "enclosure" and report.swept and on_terminal():
+            continue  # is not in the curves
         _show_wrapped(f"{tier}: {TIERS[tier].hypotheses}; constants {TIERS[tier].constants}")
     if on_terminal():
+        if "exact" in report.tiers and not report.swept:
+            show("(n): error of the last digits.")
         show("All pairs and digits: --csv, --json.")
 
 
@@ -193,7 +198,7 @@ def _show_tiers(report: BoundsReport, rows: Sequence[BoundRow]) -> None:
             if tier in columns:
                 columns[f"{tier}/exact"] = partial(_ratio, tier)
     table(
-        ("block", *columns),
+        ("weight", *columns),
         [
             (f"{row.layer}.{row.row}" if several else row.row, *(column(row) for column in columns.values()))
             for row in rows
@@ -204,7 +209,8 @@ def _show_tiers(report: BoundsReport, rows: Sequence[BoundRow]) -> None:
 
 def _value(tier: str, row: BoundRow) -> object:
     if tier == "enclosure":
-        return f"{row.enclosure_lower:.4g} .. {row.enclosure_upper:.4g}"
+        low, high = (f"{end:.4g}" for end in (row.enclosure_lower or 0.0, row.enclosure_upper or 0.0))
+        return low if low == high else f"{low} .. {high}"
     if tier == "exact":
         return Measured(row.exact, row.exact_error)
     return Measured(getattr(row, tier))
@@ -228,4 +234,6 @@ def _show_curves(report: BoundsReport, part: str, rows: Sequence[BoundRow]) -> N
             if any(found):
                 fit = report.growth.get((name, name, part), {}).get(tier)
                 lines.append((name, tier, *map(Measured, found), str(fit) if fit else None))
-    table(("block", "tier", *(f"{value:.4g}" for value in values), "exponent"), lines)
+    shown = [f"{value:.12g}" for value in values]
+    middle = sorted(shown[1:-1], key=lambda value: abs(shown.index(value) - len(shown) / 2))
+    table(("weight", "tier", *shown, "exponent"), lines, spare=middle)

@@ -7,7 +7,7 @@ import typer
 Tokens = Annotated[str | None, typer.Option(metavar="FILE", help="Token ids to score: .bin (uint16) or .npy.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Score the first N next tokens (default 4096; analyze --scope block 256)."),
+    typer.Option(min=1, metavar="N", help="Score the first N next tokens (default 4096; 256 for blocks on their own)."),
 ]
 Layers = Annotated[str | None, typer.Option(metavar="LIST", help="Layers to report, as 0,3-5.")]
 Components = Annotated[str | None, typer.Option(metavar="GLOBS", help="Components to report: 'attn.*,mlp.up'.")]

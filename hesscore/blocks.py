@@ -28,7 +28,8 @@ from hesscore.explicit.size import kept
 from hesscore.problem import Problem, open_problem
 from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, ends, product_with_rounding
-from hesscore.spectrum.lanczos import unit
+from hesscore.spectrum.gram import Gram, size_of
+from hesscore.spectrum.lanczos import unit as unit_vectors
 from hesscore.wiring.size import parameter_count
 
 PARTS: dict[str, Terms | None] = {"full": None, "outer": outer, "functional": inner}
@@ -242,15 +243,18 @@ def _decomposed(row: BlockRow, matrix: Tensor, flat: bool, rounding: float) -> B
 def estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) -> BlockRow:
     """The ends of the spectrum, by Lanczos."""
     symmetric = row.row == row.column
-    found = ends(block if symmetric else _Gram(block), tolerance, rng)
+    unit = 1.0 if symmetric else size_of(block, rng)
+    found = ends(block if symmetric else Gram(block, unit), tolerance, rng)
     (low, high), (low_error, high_error) = found.values, found.errors
     low = max(low, 0.0) if row.part == "outer" else low
     if symmetric:
         norm, error = max(abs(low), abs(high)), max(low_error, high_error)
         row = replace(row, lambda_max=high, lambda_max_error=high_error, lambda_min=low, lambda_min_error=low_error)
     else:
-        norm = max(high, 0.0) ** 0.5
-        error = max(norm - max(high - high_error, 0.0) ** 0.5, (high + high_error) ** 0.5 - norm)
+        high_error += max(-low, 0.0)  # no Gram matrix has a negative eigenvalue: that much is rounding
+        norm = unit * max(high, 0.0) ** 0.5
+        least, most = (unit * max(end, 0.0) ** 0.5 for end in (high - high_error, high + high_error))
+        error = max(norm - least, most - norm)
     note = "too large for its whole spectrum"
     if found.flat:
         note = FLAT
@@ -259,41 +263,8 @@ def estimated(row: BlockRow, block: Block, tolerance: float, rng: Generator) -> 
     return replace(row, spectral_norm=norm, spectral_norm_error=error, converged=found.converged, note=note)
 
 
-@dataclass(frozen=True)
-class _Gram:
-    """``A^T A`` of a block ``A``, or ``A A^T`` where that is smaller: its eigenvalues are the squares of A's values."""
-
-    block: Block
-
-    @property
-    def pair(self) -> tuple[Block, Block]:
-        a = self.block
-        both = a, replace(a, rows=a.columns, columns=a.rows)
-        return both if a.shape[1] <= a.shape[0] else both[::-1]
-
-    @property
-    def owner(self) -> Curvature:
-        return self.block.owner
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n = min(self.block.shape)
-        return n, n
-
-    @property
-    def at_once(self) -> int:
-        return self.block.at_once
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        there, back = self.pair
-        return back @ (there @ vectors)
-
-    def dense(self) -> Tensor:
-        return self @ torch.eye(self.shape[0]).to(self.owner.loss)
-
-
 def _rounding(block: Block, rng: Generator) -> tuple[bool, float]:
     """Whether a random product holds nothing but rounding, and how much of it: see ``Ends``."""
-    start = unit(torch.randn(block.shape[1], 1, generator=rng, dtype=torch.float64))
+    start = unit_vectors(torch.randn(block.shape[1], 1, generator=rng, dtype=torch.float64))
     moved, rounding = product_with_rounding(block.__matmul__, start)
     return bool(moved.norm() <= rounding), float(rounding)

@@ -144,7 +144,7 @@ def plan(source: str | Path, given: Mapping[str, Sequence[float]]) -> list[Sweep
         raise UsageError("SPEC is empty: name a file")
     spec = read_spec(source)
     if spec.vocab is not None:
-        raise UsageError(f"{source}: vocab: {spec.vocab}: a block or a stack of them is swept on its own, without one")
+        raise UsageError(f"{source}: vocab: {spec.vocab}: leave it out: a block or a stack is swept on its own")
     for quantity, values in given.items():
         if len(set(values)) < len(values):
             raise UsageError(f"{_options([quantity])}: a value is given twice")

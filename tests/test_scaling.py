@@ -359,7 +359,7 @@ def test_what_is_no_spec_of_blocks_is_refused(tmp_path):
     path = tmp_path / "model.yaml"
     path.write_text("d_model: 8\nd_ff: 8\nvocab: 5\n")
     refused = {
-        path: "vocab: 5: a block or a stack of them is swept on its own",
+        path: "vocab: 5: leave it out: a block or a stack is swept on its own",
         "": "SPEC is empty",
         CHECKPOINT: "no spec",
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
+from hesscore.bounds.growth import Exponent
 from hesscore.bounds.report import BoundsReport
 
-NEAR = 0.25
-"""How far a measured exponent may be from the claim, beside twice its standard error."""
+NEAR = 0.5
+"""How far from the claim a measured exponent may be with its standard error; a larger error is no power law."""
 
 
 class Claim(NamedTuple):
@@ -47,12 +49,17 @@ def verdicts(report: BoundsReport) -> Iterator[str]:
         pair = f"{_short(claim.row)}{_short(claim.column)} {claim.part}"
         said = f"{pair} ~ {claim.quantity}^{claim.exponent:g} ({claim.source})"
         found = ", ".join(f"{tier} {fit}" for tier, fit in fits.items())
-        if (measured := fits.get("exact")) is None:
-            word = "not measured (--tiers exact does)"
-        else:
-            holds = abs(measured.value - claim.exponent) <= NEAR + 2 * measured.stderr
-            word = "holds here" if holds else "does not hold here"
-        yield f"{said}: {word}; {found}"
+        yield f"{said}: {_verdict(claim.exponent, fits.get('exact'))}; {found}"
+
+
+def _verdict(claimed: float, measured: Exponent | None) -> str:
+    if measured is None:
+        return "not measured (--tiers exact does)"
+    if not isfinite(measured.stderr):
+        return "cannot be told from two values"
+    if measured.stderr > NEAR:
+        return "no power law here"
+    return "holds here" if abs(measured.value - claimed) + measured.stderr <= NEAR else "does not hold here"
 
 
 def _short(name: str) -> str:

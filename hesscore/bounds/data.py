@@ -44,11 +44,13 @@ def measure(row: BoundRow, curvature: Curvature, spec: Spec, tiers: Collection[s
             found = estimated(like, block, TOLERANCE, rng)
         except NonFiniteError:
             return replace(row, converged=False, note="a product with the Hessian is not finite")
+        error = found.spectral_norm_error
+        if row.enclosure_upper is not None and row.enclosure_lower is not None and found.spectral_norm is not None:
+            within = max(row.enclosure_upper - found.spectral_norm, found.spectral_norm - row.enclosure_lower)
+            error = within if error is None else min(error, within)  # the norm is in both
         flat = found.note == FLAT
         note = FLAT if flat else "" if found.converged else "not converged"
-        row = replace(
-            row, exact=found.spectral_norm, exact_error=found.spectral_norm_error, converged=found.converged, note=note
-        )
+        row = replace(row, exact=found.spectral_norm, exact_error=error, converged=found.converged, note=note)
     return row
 
 

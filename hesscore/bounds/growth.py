@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, isfinite
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ class Exponent(NamedTuple):
         >>> str(Exponent(2.0, 0.125)), str(Exponent(-1.5, float("nan")))
         ('2.00 ± 0.13', '-1.50')
         """
-        return f"{self.value:.2f}" + (f" ± {ceil(100 * self.stderr) / 100:.2f}" if isfinite(self.stderr) else "")
+        return f"{self.value:.2f}" + (f" ± {ceil(100 * self.stderr) / 100:.2f}" if self.stderr >= 0.005 else "")
 
 
 def exponent(x: Sequence[float], y: Sequence[float], draws: Sequence[int] | None = None) -> Exponent | None:

@@ -88,12 +88,15 @@ class Jet:
             {names: self.across(*names) + other.across(*names) for names in self.second | other.second},
         )
 
-    def behind(self, slope: float, bend: float, value: Size) -> Jet:
-        """Behind a map of each token with ``|f'| <= slope`` and ``|f''| <= bend``."""
+    def behind(self, slope: float, bend: float, value: Size, steep: float = 1.0) -> Jet:
+        """Behind a map of each token with ``|f'| <= slope`` and ``|f''| <= bend steep^2``, which may be no float."""
         return Jet(
             value,
             {name: slope * size for name, size in self.first.items()},
-            {(a, b): slope * self.across(a, b) + bend * (self.along(a) * self.along(b)) for a, b in pairs(self.first)},
+            {
+                (a, b): slope * self.across(a, b) + bend * ((steep * self.along(a)) * (steep * self.along(b)))
+                for a, b in pairs(self.first)
+            },
         )
 
     def without(self, name: str) -> Jet:
@@ -158,7 +161,7 @@ def normalise(x: Jet, scale: float, width: int, entry: float, name: str, gain: f
     slope = 1 / scale if scale else inf
     long = sqrt(width)
     value = Size(long, times(slope, x.value.mean))
-    y = x.behind(slope, times(NORM_SECOND * slope, slope) / long, value)
+    y = x.behind(slope, NORM_SECOND / long, value, steep=slope)
     return shift(weigh(y, f"{name}.weight", gain, Size(entry, value.mean)), f"{name}.bias", bias)
 
 

@@ -12,6 +12,8 @@ FORMATS = (".svg", ".png")
 
 NAMES = {"seq_len": "sequence length", "input_norm": "norm of the longest token", "heads": "heads", "width": "width"}
 
+MARKERS = "osv^D*PX<"
+
 STYLES = {"apriori": "-", "exact": "--"}
 """The tiers that are drawn."""
 
@@ -32,6 +34,7 @@ def draw(report: BoundsReport, path: str) -> bytes:
     assert report.swept is not None
     own = [row for row in report.rows if row.row == row.column]
     names = list(dict.fromkeys(row.row for row in own))
+    values = list(dict.fromkeys(getattr(row, report.swept) for row in own))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hess", "font.size": 8}):
         figure = Figure((9, 4), layout="constrained")
         figure.suptitle(f"{report.source}: bounds on the spectral norm of the Hessian", fontsize=10)
@@ -47,8 +50,14 @@ def draw(report: BoundsReport, path: str) -> bytes:
                     if points:
                         fit = report.growth.get((name, name, part), {}).get(tier)
                         label = f"{name.removesuffix('.weight')} {tier}" + (f", {fit}" if fit else "")
-                        panel.plot(*zip(*points, strict=True), style, marker=".", color=f"C{i}", label=label)
+                        marker = MARKERS[i % len(MARKERS)]
+                        thick = 3 - 2 * i / len(names)  # what lies below another curve is seen beside it
+                        panel.plot(
+                            *zip(*points, strict=True), style, marker=marker, lw=thick, color=f"C{i}", label=label
+                        )
             panel.set(xscale="log", yscale="log", xlabel=NAMES[report.swept], title=part)
+            panel.set_xticks(values, [f"{value:g}" for value in values])
+            panel.set_xticks([], minor=True)
             panel.grid(which="major", color="0.9")
             panel.spines[["top", "right"]].set_visible(False)
             panel.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
+from typing import Any
+
+import numpy as np
 
 from hesscore.bounds.apriori import Bound
 from hesscore.bounds.jets import Pair
@@ -15,10 +18,18 @@ from hesscore.spec import Spec
 
 
 def published(spec: Spec, scalars: Mapping[str, float], length: int) -> dict[Pair, Bound]:
-    """Of the pairs they are printed for, as printed; ``|X|_2`` is the spread times ``sqrt(L)``."""
-    q, k, v = (scalars[f"attn.{part}.weight"] for part in "qkv")
-    x, target = (sqrt(length) * scalars[name] for name in ("input.spread", "target.norm"))
-    width = spec.head_dim
+    """Of the pairs they are printed for, as printed; ``|X|_2`` is the spread times ``sqrt(L)``.
+
+    Infinite beyond the range of floats.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {pair: Bound(*map(float, bound)) for pair, bound in _printed(spec, scalars, length).items()}
+
+
+def _printed(spec: Spec, scalars: Mapping[str, float], length: int) -> dict[Pair, tuple[Any, Any]]:
+    q, k, v = (np.float64(scalars[f"attn.{part}.weight"]) for part in "qkv")
+    x, target = (np.float64(sqrt(length) * scalars[name]) for name in ("input.spread", "target.norm"))
+    width = float(spec.head_dim)
     rho = sqrt(min(length, width)) * (length * x * v + target)
 
     def scores(a: float, b: float) -> float:
@@ -30,10 +41,11 @@ def published(spec: Spec, scalars: Mapping[str, float], length: int) -> dict[Pai
 
     mixed = 2 * rho * v * x**3 / (length**2 * width)
     return {
-        ("attn.v.weight", "attn.v.weight"): Bound(2 * length / width * x**2, 0.0),
-        ("attn.q.weight", "attn.q.weight"): Bound(scores(k, k), length * bent(k, k)),
-        ("attn.k.weight", "attn.q.weight"): Bound(scores(k, q), bent(k, q) + mixed),
-        ("attn.q.weight", "attn.v.weight"): Bound(
-            2 * v * k * x**4 / (length * width**1.5), 2 * rho * k * x**3 / (length**2 * width)
+        ("attn.v.weight", "attn.v.weight"): (2 * length / width * x**2, 0.0),
+        ("attn.q.weight", "attn.q.weight"): (scores(k, k), length * bent(k, k)),
+        ("attn.k.weight", "attn.q.weight"): (scores(k, q), bent(k, q) + mixed),
+        ("attn.q.weight", "attn.v.weight"): (
+            2 * v * k * x**4 / (length * width**1.5),
+            2 * rho * k * x**3 / (length**2 * width),
         ),
     }

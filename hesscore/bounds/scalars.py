@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from math import log, sqrt
+from math import hypot, log, sqrt
 
 from hesscore.spec import Spec
 
@@ -79,7 +79,7 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
     d, width = spec.d_model, spec.head_dim
     longest, shortest = _longest(spec, length), max(sqrt(d - 1) - sqrt(log(spec.batch * length)), 0.0)
     size = 1.0 if input_norm is None else input_norm / longest
-    scale = sqrt((size * shortest) ** 2 / d + spec.norm_eps)
+    scale = hypot(size * shortest / sqrt(d), sqrt(spec.norm_eps))
     found = {
         "input.norm": size * longest,
         "input.spread": size * min(longest, 1 + sqrt(d / length)),

@@ -85,16 +85,21 @@ def ask(
     layers: str | None = None,
 ) -> Asked:
     """The blocks of a spec or a checkpoint; ``measured`` asks for their weights and data too."""
+    if sweep.input_norm and "input.norm" in given:
+        raise UsageError("--input-norm and --given input.norm: give one of them")
     if source is None or Path(source).suffix.lower() in SPEC_SUFFIXES:
         for option, value in ("--tokens", tokens), ("--max-tokens", max_tokens), ("--layers", layers):
             if value is not None:
                 raise UsageError(f"{option} has no meaning for a spec, whose one block sees seeded tokens")
-        spec = DEFAULT if source is None else read_spec(source).alone
+        whole = DEFAULT if source is None else read_spec(source)
+        spec, notes = whole.alone, ("one block of the stack, on its own",) if whole != whole.alone else ()
         count = max(map(len, vars(sweep).values()), default=1) or 1
         if not measured:
-            return Asked(of_spec(spec, sweep, given, target), count, {"scalars": "expected at initialisation"})
+            return Asked(of_spec(spec, sweep, given, target), count, {"scalars": "expected at initialisation"}, notes)
         provenance = {"weights": f"drawn from seed {seed}", "data": f"drawn from seed {seed}"}
-        return Asked(of_drawn(source or "the default block", spec, sweep, given, target, seed), count, provenance)
+        return Asked(
+            of_drawn(source or "the default block", spec, sweep, given, target, seed), count, provenance, notes
+        )
     return _of_checkpoint(source, sweep, given, target, measured, seed, tokens, max_tokens, layers)
 
 
@@ -137,9 +142,10 @@ def of_spec(spec: Spec, sweep: Sweep, given: Mapping[str, float], target: str) -
     """Of a spec's block as it is initialised, without a tensor."""
     for one, length, norm in _varied(spec, sweep):
         _check(one, given, length)
-        scalars = known.expected(one, length, target, norm)
-        origin = dict.fromkeys(scalars, "expected") | ({"input.norm": "given"} if norm is not None else {})
-        yield Setting(0, one, length, {**scalars, **given}, {**origin, **dict.fromkeys(given, "given")})
+        chosen = given if norm is None else {"input.norm": norm, **given}
+        scalars = known.expected(one, length, target, chosen.get("input.norm"))
+        origin = dict.fromkeys(scalars, "expected") | dict.fromkeys(chosen, "given")
+        yield Setting(0, one, length, {**scalars, **chosen}, origin)
 
 
 def of_drawn(
@@ -213,7 +219,9 @@ def _check(spec: Spec, given: Mapping[str, float], length: int) -> None:
     for name, value in given.items():
         if name not in names:
             near = get_close_matches(name, names, 1)
-            raise UsageError(f"{name}: no scalar of this block" + (f", did you mean {near[0]}?" if near else ""))
+            raise UsageError(
+                f"{name or repr(name)}: no scalar of this block" + (f", did you mean {near[0]}?" if near else "")
+            )
         if not 0 <= value < inf:
             raise UsageError(f"{name}: {value} is no finite number of at least 0")
         if not value and name.endswith(".scale"):

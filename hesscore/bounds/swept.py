@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from functools import singledispatch
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,7 @@ from hesscore.components.rmsnorm import RMSNorm
 from hesscore.components.softmax import Softmax
 from hesscore.components.squared_error import SquaredError
 from hesscore.curvature import Curvature, outer
+from hesscore.errors import InputError
 from hesscore.explicit.pieces import tokens
 from hesscore.spec import Spec
 
@@ -49,14 +50,22 @@ ROUNDING = 1e-9
 def swept(curvature: Curvature, spec: Spec) -> dict[Pair, Bound]:
     """A bound for each pair of the parameters of a block on its own, in float64, and for ``(WHOLE, WHOLE)``.
 
-    It holds for these weights on these data.  ``InputError`` if they would not fit in memory.
+    It holds for these weights on these data, and is infinite where squares leave the range of floats.  ``InputError``
+    if they would not fit in memory.
     """
     batch, length = curvature.points[0].leaves["weights"].shape
-    memory.check(8 * kept(spec, batch * length, length), f"swept bounds of a block on {batch * length} tokens")
+    if said := memory.excess(8 * kept(spec, batch * length, length)):
+        advice = "fewer tokens take less, or leave swept out of --tiers"
+        raise InputError(f"swept bounds of a block on {batch * length} tokens {said}: {advice}")
     names = {name.removeprefix("blocks.0."): i for i, name in enumerate(curvature.graph.parameters)}
     sums = torch.zeros(2, len(names), len(names), dtype=torch.float64)
     for point in curvature.points:
-        for i, reach in _reaches(point, spec).items():
+        try:
+            reaches = _reaches(point, spec)
+        except torch.linalg.LinAlgError:  # squares beyond the range of floats
+            sums.fill_(inf)
+            break
+        for i, reach in reaches.items():
             bound = reach[0].outer(reach[-1])
             sums[0 if outer(point.graph.nodes[i]) else 1] += bound if len(reach) == 1 else bound + bound.T
     sums *= 1 + ROUNDING

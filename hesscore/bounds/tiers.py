@@ -28,7 +28,7 @@ class Tier(NamedTuple):
 
 TIERS = {
     "published": Tier(
-        "one head without its output map, and uniform attention: can be beaten, for comparison", "printed"
+        "as printed for one head without W_O where attention is uniform: can be beaten, for comparison", "printed"
     ),
     "apriori": Tier("the scalars: it holds for every block and data that keep to them", "proved"),
     "swept": Tier("this block on these data", "proved"),

@@ -64,7 +64,8 @@ def _ends(matrix: KroneckerSum, parts: Sequence[slice]) -> tuple[Enclosure, Encl
     size = sum(_size(term) for term in matrix.all_terms)
     if size == 0:
         return Enclosure(0.0, 0.0), Enclosure(0.0, 0.0)
-    matrix = KroneckerSum(matrix.shape, torch.float64, [_scaled(term, size) for term in matrix.terms])
+    terms = [_scaled(term, size) for term in matrix.terms if _size(term)]  # what is zero has no unit
+    matrix = KroneckerSum(matrix.shape, torch.float64, terms)
     basis, moved = _krylov(matrix, parts)
     inside = basis.T @ moved
     inside = (inside + inside.T) / 2
