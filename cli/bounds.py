@@ -158,6 +158,10 @@ def _show(report: BoundsReport) -> None:
                 _show_tiers(report, rows)
     for line in verdicts(report):
         _show_wrapped(line)
+    beaten = [row for row in report.rows if "beaten" in row.note]
+    if beaten and on_terminal():
+        names = dict.fromkeys(f"{row.row}, {row.column} {row.part}" for row in beaten)
+        _show_wrapped(f"the published bound is beaten in {len(beaten)} rows: {'; '.join(names)}")
     for tier in report.tiers:
         if tier == "enclosure" and report.swept and on_terminal():
             continue  # is not in the curves

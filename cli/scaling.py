@@ -119,7 +119,7 @@ def _show(source: str, seeds: int, sweeps: Sequence[Sweep], every: Sequence[Sequ
         if some:
             show("", f"as a power of {sweep.quantity} = {', '.join(f'{x:g}' for x in sweep.values)}{_held(sweep)}")
             _show_sweep(some)
-    show("(n): standard error of the last digits, rounded up; large where no power law goes through.")
+    show("(n): standard error of the last digits, rounded up; large if no power law fits.")
     if any(row.theory is not None for some in every for row in some):
         show("theory: for attention alone, where scores are small.")
     show("All digits, and the norms at each value: --csv, --json.")

@@ -8,14 +8,17 @@ import torch
 from hesscore.bounds import scalars
 from hesscore.bounds.apriori import apriori
 from hesscore.bounds.claims import verdicts
+from hesscore.bounds.measure import of_data, of_weights
 from hesscore.bounds.published import published
 from hesscore.bounds.report import BoundsReport
 from hesscore.bounds.settings import Sweep, of_drawn, of_spec
 from hesscore.bounds.swept import swept
 from hesscore.bounds.tiers import BoundRow, rows
+from hesscore.curvature import Curvature
 from hesscore.explicit.enclosure import enclose_norm
 from hesscore.explicit.kronecker import KroneckerSum, Place, Term
 from hesscore.spec import Spec
+from hesscore.wiring.model import inputs, model
 from tests.command import ROOT
 
 ATTENTION = Spec(d_model=8, d_ff=0, norm="none", causal=False, bias=False, seq_len=8)
@@ -134,3 +137,20 @@ def test_a_term_of_nothing_changes_no_enclosure():
     both = enclose_norm(KroneckerSum((4, 4), torch.float64, [small, nothing]))
     assert both == alone
     assert 0 < alone.lower <= alone.upper <= 1e-158 * sqrt(4)
+
+
+def test_a_published_bound_that_is_beaten_is_said_to_be():
+    """Two tokens of 32 that only differ along what values alone see (docs/bounds.md)."""
+    spec = Spec(d_model=2, d_ff=0, norm="none", causal=False, bias=False, seq_len=32)
+    x = torch.zeros(1, 32, 2, dtype=torch.float64)
+    x[0, :2] = torch.tensor([[3.0, 1.0], [3.0, -1.0]])
+    eye = torch.eye(2, dtype=torch.float64)
+    weights = {f"blocks.0.attn.{part}.weight": eye for part in "kvo"}
+    weights["blocks.0.attn.q.weight"] = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    curvature = Curvature(model(spec), inputs(spec, x, x) | weights)
+    known = of_weights(spec, weights) | of_data(curvature, spec)
+    found = rows(spec, known, 32, "input", ["published", "apriori", "exact"], curvature=curvature)
+    (row,) = [row for row in found if (row.row, row.column, row.part) == (Q, Q, "outer")]
+    assert row.note == "the published bound is beaten, 0.267 against 0.089"
+    assert row.apriori is not None and row.exact is not None
+    assert row.apriori >= row.exact * (1 - 1e-9)

@@ -53,6 +53,10 @@ LIMITS = """\
   same floor. By the input that matrix is nearly all zeros, between different tokens: *structured* does without them.
 - **Attention and block Jacobians**: every map between a weight and the output is a few calls, for all outputs of the
   weight at once; `jacrev` needs as many for all outputs of the block.
+- **16 tokens, by W_1 and W_2**: the strongest rival takes six times as long as writing the matrix once, we take less
+  than twice: eight times as fast as that rival would be faster than writing it.
+- **Attention Hessian**: *structured* takes an eighth of the time. The rest is to form the matrix from 16 tokens' maps,
+  head by head, and to copy it into its place; writing it once takes a third of it, in fresh memory.
 - **Dense block Hessian**: a third is the sum itself, sweeps with as many tangents as the weights have outputs, and a
   fifth is fresh memory for the matrix. The rest are matrix products over 16 tokens, so thin that they cost what
   writing their result costs, and two strided copies to put that into its place.

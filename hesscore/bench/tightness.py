@@ -23,14 +23,15 @@ def tightness() -> list[dict[str, Any]]:
     A tier of some pairs alone has its number of ``pairs``; what is exactly zero has no ratio.
     """
     (block,) = of_drawn("the papers' block", BLOCK, Sweep(), {}, "input", 0)
-    found = list(rows(block.spec, block.scalars, block.length, "input", list(TIERS), curvature=block.curvature))
+    every = rows(block.spec, block.scalars, block.length, "input", list(TIERS), curvature=block.curvature)
+    found = [row for row in every if row.exact is not None and row.exact > (row.exact_error or 0.0)]
     records = []
     for part in "outer", "functional":
         for tier, name in FIELDS.items():
             ratios = {
                 (row.row, row.column): bound / row.exact
                 for row in found
-                if row.part == part and (bound := getattr(row, name)) is not None and row.exact and not row.note
+                if row.part == part and row.exact and (bound := getattr(row, name)) is not None
             }
             whole = ratios.pop((WHOLE, WHOLE), None)
             middle, most = median(ratios.values()), max(ratios.values())

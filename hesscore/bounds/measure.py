@@ -38,6 +38,9 @@ def of_data(curvature: Curvature, spec: Spec) -> dict[str, float]:
     return {name: (min if name.endswith(".scale") else max)(one[name] for one in every) for name in every[0]}
 
 
+ROUNDING = 64 * torch.finfo(torch.float64).eps
+"""Of a covariance, over the largest square of what varies."""
+
 SEEN = {"attn": "attn.v", "attn.o": "attn.o", "mlp": "mlp.up", "mlp.down": "mlp.down"}
 """A weight that multiplies each of the inputs whose sizes are scalars."""
 
@@ -75,7 +78,11 @@ def _of_point(point: Point, spec: Spec) -> dict[str, float]:
 
 def _deviation(attention: Tensor, y: Tensor) -> Tensor:
     """The root of the largest eigenvalue of any ``Cov_i(y)``: ``y (b, j, g, k)`` under the rows ``(b, g, q, i, j)``."""
-    keep = attention.sum((2, 3)).mT.unsqueeze(-1) > 0  # no row sees what is padded
-    y = torch.where(keep, y, 0.0).transpose(1, 2)
-    centred = y.unsqueeze(-3) - torch.einsum("bgqij,bgjk->bgqik", attention, y).flatten(2, 3).unsqueeze(-2)
-    return torch.linalg.matrix_norm(centred * attention.flatten(2, 3).sqrt().unsqueeze(-1), 2).max()
+    seen = attention.sum((2, 3)).mT.unsqueeze(-1) > 0  # no row sees what is padded
+    y = torch.where(seen, y, 0.0).transpose(1, 2)
+    y = y - y.mean(2, keepdim=True)  # so that little cancels
+    mean = torch.einsum("bgqij,bgjk->bgqik", attention, y)
+    square = torch.einsum("bgqij,bgjkl->bgqikl", attention, y.unsqueeze(-1) * y.unsqueeze(-2))
+    covariance = square - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    rounding = ROUNDING * y.square().sum(-1).max()
+    return (torch.linalg.eigvalsh(covariance)[..., -1].max().clamp(min=0) + rounding).sqrt()
