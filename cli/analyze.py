@@ -61,8 +61,8 @@ def analyze(
     from hesscore.analysis import cost, select
     from hesscore.blocks import is_small_block
     from hesscore.errors import UsageError
-    from hesscore.heatmap import check_format
     from hesscore.output import check_writable, deliver
+    from hesscore.picture import check_format
     from hesscore.problem import TARGETS, open_problem
     from hesscore.report import Report
 
@@ -73,7 +73,7 @@ def analyze(
     if target not in (None, *TARGETS):
         raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
     if heatmap is not None:
-        check_format(heatmap)
+        check_format("--heatmap", heatmap)
     check_writable([csv, json, heatmap], [source, tokens])
     scope = scope or ("block" if is_small_block(source) else "model")
     settings = {"scope": scope, "seed": seed, "tolerance": tolerance, "layers": layers, "components": components}

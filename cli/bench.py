@@ -38,7 +38,7 @@ def bench(
     from hesscore.bench.peak import peaks
     from hesscore.bench.tightness import tightness
     from hesscore.bench.timing import measure
-    from hesscore.output import check_writable, deliver
+    from hesscore.output import SCHEMA_VERSION, check_writable, deliver
 
     check_writable([json, md])
     todo = list(cases(quick))
@@ -56,7 +56,7 @@ def bench(
         tight = tightness()
     except KeyboardInterrupt:
         message(f"interrupted: {done} of {len(todo)} cases are finished")
-    about = {"schema_version": 1, "hess_version": __version__, "quick": quick, **environment()}
+    about = {"schema_version": SCHEMA_VERSION, "hess_version": __version__, "quick": quick, **environment()}
     rows = [asdict(timing) | {"error": None if isnan(timing.error or 0) else timing.error} for timing in timings]
     record = about | {"rows": rows, "tightness": tight or []}
     deliver({json: text.dumps(record, indent=1, allow_nan=False) + "\n", md: page(record)}, lambda: _show(rows))

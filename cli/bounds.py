@@ -72,7 +72,7 @@ def bounds(
     Spectral norms of the Hessian of the mean squared error of a block's output, for every pair of its weights, outer
     and functional parts apart. A spec takes less than a second.
     """
-    from hesscore.bounds.picture import check_picture, draw
+    from hesscore.bounds.curves import check, draw
     from hesscore.bounds.report import BoundsReport
     from hesscore.bounds.scalars import TARGETS
     from hesscore.bounds.settings import Sweep, ask
@@ -91,7 +91,7 @@ def bounds(
     known = dict(map(_named, given or ()))
     swept = sweep.swept
     if plot is not None:
-        check_picture(plot, swept)
+        check(plot, swept)
     check_writable([csv, json, plot], [source, tokens])
     measured = bool(set(wanted) - set(WITHOUT_DATA)) or tokens is not None
     asked = ask(source, sweep, known, target, measured, seed, tokens, max_tokens, layers)
@@ -135,7 +135,7 @@ def _named(text: str) -> tuple[str, float]:
     try:
         return name.strip(), float(value)
     except ValueError:
-        raise UsageError(f"--given {text}: give it as norm1.scale=0.4") from None
+        raise UsageError(f"--given {text}: give it as norm2.scale=0.4") from None
 
 
 def _show(report: BoundsReport) -> None:
@@ -158,7 +158,7 @@ def _show(report: BoundsReport) -> None:
                 _show_tiers(report, rows)
     for line in verdicts(report):
         _show_wrapped(line)
-    beaten = [row for row in report.rows if "beaten" in row.note]
+    beaten = [row for row in report.rows if row.beaten]
     if beaten and on_terminal():
         names = dict.fromkeys(f"{row.row}, {row.column} {row.part}" for row in beaten)
         _show_wrapped(f"the published bound is beaten in {len(beaten)} rows: {'; '.join(names)}")
@@ -230,13 +230,13 @@ def _show_curves(report: BoundsReport, part: str, rows: Sequence[BoundRow]) -> N
     from hesscore.bounds.report import FITTED
 
     values = list(dict.fromkeys(getattr(row, report.swept or "") for row in rows))
-    lines = []
+    lines, growth = [], report.growth
     for name in dict.fromkeys(row.row for row in rows):
         own = [row for row in rows if row.row == name]
         for tier in (tier for tier in FITTED if tier in report.tiers):
             found = [getattr(row, tier) for row in own]
             if any(found):
-                fit = report.growth.get((name, name, part), {}).get(tier)
+                fit = growth.get((name, name, part), {}).get(tier)
                 lines.append((name, tier, *map(Measured, found), str(fit) if fit else None))
     shown = [f"{value:.12g}" for value in values]
     middle = sorted(shown[1:-1], key=lambda value: abs(shown.index(value) - len(shown) / 2))

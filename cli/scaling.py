@@ -50,8 +50,7 @@ def scaling(
     import pandas as pd
     import torch
 
-    from hesscore.output import check_writable, deliver
-    from hesscore.report import SCHEMA_VERSION
+    from hesscore.output import SCHEMA_VERSION, check_writable, deliver
     from hesscore.scaling import COLUMNS, cost, measure, plan, rows
 
     options = {"input_scale": input_scale, "seq_len": seq_len, "width": width, "layers": layers}

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 
 from hesscore.blocks import FLAT, PARTS, WHOLE, BlockRow
-from hesscore.errors import UsageError
-
-FORMATS = (".svg", ".png")
+from hesscore.picture import style, written
 
 DECADES = 6
 """Of norms that the colours tell apart; what is smaller has the lightest one."""
-
-
-def check_format(path: str) -> None:
-    if Path(path).suffix.lower() not in FORMATS:
-        raise UsageError(f"--heatmap {path}: give a name that ends in {' or '.join(FORMATS)}")
 
 
 def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
@@ -27,7 +18,6 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
 
     A pair without curvature beyond rounding is grey, and one without a row is white.
     """
-    from matplotlib import rc_context
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -43,7 +33,7 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
     scale = LogNorm(max(least, lowest) * (1 - 1e-9), most)
     side = 1.2 + 0.2 * len(names)
     clear = ConstrainedLayoutEngine(h_pad=0.1)  # inches, between the titles too
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hess", "font.size": 8}):
+    with style():
         figure = Figure((3 * side + 2.2, len(layers) * (side - 0.5) + 1.7), layout=clear)
         figure.suptitle(title, fontsize=10)
         panels = figure.subplots(len(layers), len(PARTS), sharex=True, sharey=True, squeeze=False)
@@ -63,10 +53,7 @@ def draw(rows: Sequence[BlockRow], title: str, path: str) -> bytes:
         below = "min" if least < lowest else "neither"
         bar = figure.colorbar(image, ax=panels, label="Frobenius norm", shrink=0.8, aspect=40, extend=below)
         bar.outline.set_visible(False)
-        written = BytesIO()
-        metadata = {"Date": None} if path.lower().endswith(".svg") else {}
-        figure.savefig(written, format=Path(path).suffix[1:].lower(), dpi=160, metadata=metadata, bbox_inches="tight")
-    return written.getvalue()
+        return written(figure, path, bbox_inches="tight")
 
 
 def _grid(

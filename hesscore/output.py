@@ -8,10 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from hesscore.errors import UsageError
+
+SCHEMA_VERSION = 1
+"""Of every JSON."""
+
+
+def plain(value: Any) -> Any:
+    """What CSV and JSON hold of it: a shape as ``64x256``, and None for a number that is not finite."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def check_writable(outputs: Sequence[str | None], inputs: Sequence[str | None] = ()) -> None:

@@ -145,7 +145,7 @@ def open_problem(
             notes.append(
                 "no --tokens: scored on random tokens, where the model was never trained; not its real curvature"
             )
-        data, target = _drawn(spec, seed)
+        data, target = drawn_data(spec, seed)
         scored = data.shape[0] * data.shape[1]
         provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
     else:
@@ -171,7 +171,7 @@ def open_problem(
 def drawn(source: str, spec: Spec, seed: int = 0, input_norm: float | None = None) -> Problem:
     """A spec without a vocabulary, in float64 on seeded data, of which the longest token has ``input_norm``."""
     check_spec(source, spec, torch.float64)
-    data, target = _drawn(spec, seed)
+    data, target = drawn_data(spec, seed)
     if input_norm is not None:
         data *= input_norm / data.norm(dim=-1).max()
     provenance = {"weights": f"drawn from seed {seed}", "data": f"drawn from seed {seed}"}
@@ -245,7 +245,7 @@ def _check_data(source: str | Path, spec: Spec, scored: Tensor, dtype: torch.dty
         raise InputError(f"{source}: {int(scored.sum())} tokens {said}: {advice}")
 
 
-def _drawn(spec: Spec, seed: int) -> tuple[Tensor, Tensor]:
+def drawn_data(spec: Spec, seed: int) -> tuple[Tensor, Tensor]:
     """Seeded data and targets: uniform token ids, or standard normal activations if there is no vocabulary.
 
     They have random numbers of their own: those of the weights would make data that go with them.

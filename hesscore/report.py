@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pandas as pd
@@ -16,10 +15,8 @@ import torch
 import hesscore
 from hesscore import blocks
 from hesscore.analysis import COLUMNS, Row
+from hesscore.output import SCHEMA_VERSION, plain
 from hesscore.problem import Problem
-
-SCHEMA_VERSION = 1
-
 
 AnyRow = TypeVar("AnyRow", Row, blocks.BlockRow)
 
@@ -57,7 +54,7 @@ class _Report(ABC, Generic[AnyRow]):
     @property
     def records(self) -> list[dict[str, Any]]:
         """The rows as they are written: a shape as ``64x256``, and None for a number that could not be had."""
-        return [{name: _plain(value) for name, value in asdict(row).items()} for row in self.rows]
+        return [{name: plain(value) for name, value in asdict(row).items()} for row in self.rows]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -120,9 +117,3 @@ class BlockReport(_Report[blocks.BlockRow]):
             for name in names
             if found[name] == len(blocks.PARTS) * len(names)
         }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -19,10 +19,11 @@ from torch import Generator
 
 from hesscore.blocks import FLAT, BlockRow, estimated
 from hesscore.bounds.growth import exponent
+from hesscore.bounds.settings import option
 from hesscore.chain import Point
 from hesscore.curvature import Block, Curvature, inner, outer
 from hesscore.errors import InputError, UsageError
-from hesscore.problem import check_spec, split
+from hesscore.problem import check_spec, drawn_data, split
 from hesscore.spec import Spec, make_spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, product_with_rounding
 from hesscore.spectrum.lanczos import unit
@@ -165,8 +166,8 @@ def _setting(source: str | Path, spec: Spec, chosen: Mapping[str, float]) -> Set
     if not (size > 0 and isfinite(size)):
         raise UsageError(f"--input-scale {size}: give a finite number above 0")
     changes = {FIELDS[quantity]: value for quantity, value in chosen.items() if quantity in FIELDS}
-    if "d_model" in changes and spec.d_ff:
-        changes["d_ff"] = max(1, round(changes["d_model"] * spec.d_ff / spec.d_model))
+    if "d_model" in changes:
+        changes["d_ff"] = spec.hidden_at(changes["d_model"])
     try:
         spec = make_spec(spec.model_dump() | changes)
     except UsageError as error:
@@ -176,7 +177,7 @@ def _setting(source: str | Path, spec: Spec, chosen: Mapping[str, float]) -> Set
 
 
 def _options(quantities: Iterable[str]) -> str:
-    return ", ".join("--" + quantity.replace("_", "-") for quantity in quantities)
+    return ", ".join(map(option, quantities))
 
 
 def pairs(spec: Spec) -> list[tuple[str, str]]:
@@ -230,9 +231,7 @@ def problem(setting: Setting, seed: int) -> Curvature:
     """The curvature at seeded weights and tokens, of which the output is a standard normal residual off its target."""
     spec, size = setting
     graph, weights = model(spec), parameters(spec, seed)
-    rng = torch.Generator().manual_seed(seed ^ crc32(b"data"))
-    shape = (2, spec.batch, spec.seq_len, spec.d_model)
-    tokens, residual = torch.randn(shape, generator=rng, dtype=torch.float64)
+    tokens, residual = drawn_data(spec, seed)
     x = size * tokens
     output = graph.nodes[graph.nodes[-1].sources[0]].name
     y = Point(graph, {**weights, **inputs(spec, x, x)}, watch={output}).watched[output]

@@ -86,6 +86,10 @@ class Spec(BaseModel):
         positions = self.positions if self.positions == "rotary" else "none"
         return self.model_copy(update={"layers": 1, "vocab": None, "tied": False, "positions": positions})
 
+    def hidden_at(self, width: float) -> int:
+        """``d_ff`` in proportion, at another ``d_model``; none where there is none."""
+        return max(1, round(width * self.d_ff / self.d_model)) if self.d_ff else 0
+
     @model_validator(mode="after")
     def _consistent(self) -> Spec:
         if self.d_model % self.heads:

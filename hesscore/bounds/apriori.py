@@ -111,7 +111,6 @@ def _block(spec: Spec, scalars: Mapping[str, float], length: int) -> tuple[Jet, 
 
 def _attention(spec: Spec, scalars: Mapping[str, float], x: Jet, length: int) -> Jet:
     """Of all heads, and through ``W_O``."""
-
     x = _known(x, "attn.input", scalars)
 
     def project(part: str, size: float) -> Jet:

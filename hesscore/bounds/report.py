@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any
 
 import pandas as pd
@@ -15,8 +14,7 @@ from hesscore.bounds.growth import Exponent, exponent
 from hesscore.bounds.scalars import meaning
 from hesscore.bounds.settings import Setting
 from hesscore.bounds.tiers import COLUMNS, TIERS, BoundRow
-
-SCHEMA_VERSION = 1
+from hesscore.output import SCHEMA_VERSION, plain
 
 FITTED = ("published", "apriori", "swept", "exact")
 """The tiers whose growth is fitted."""
@@ -39,7 +37,7 @@ class BoundsReport:
     @property
     def records(self) -> list[dict[str, Any]]:
         """``None`` for what is not finite: a bound that is infinite says nothing."""
-        return [{name: _plain(value) for name, value in asdict(row).items()} for row in self.rows]
+        return [{name: plain(value) for name, value in asdict(row).items()} for row in self.rows]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -89,13 +87,9 @@ class BoundsReport:
             "rows": self.records,
             "swept": self.swept,
             "growth": [
-                {"row": a, "column": b, "part": part, "tier": tier, "exponent": fit.value, "stderr": _plain(fit.stderr)}
+                {"row": a, "column": b, "part": part, "tier": tier, "exponent": fit.value, "stderr": plain(fit.stderr)}
                 for (a, b, part), fits in self.growth.items()
                 for tier, fit in fits.items()
             ],
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not isfinite(value) else value

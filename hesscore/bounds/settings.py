@@ -236,6 +236,5 @@ def _varied(spec: Spec, sweep: Sweep) -> Iterator[tuple[Spec, int, float | None]
     widths, heads = sweep.width or [spec.d_model], sweep.heads or [spec.heads]
     lengths, norms = sweep.seq_len or [spec.seq_len], sweep.input_norm or [None]
     for width, count, length, norm in product(widths, heads, lengths, norms):
-        hidden = max(1, round(spec.d_ff * width / spec.d_model)) if spec.d_ff else 0
-        fields = {"d_model": width, "d_ff": hidden, "heads": count}
+        fields = {"d_model": width, "d_ff": spec.hidden_at(width), "heads": count}
         yield make_spec({**spec.model_dump(), **fields}), length, norm

@@ -63,6 +63,16 @@ class BoundRow:
     converged: bool = True
     note: str = ""
 
+    @property
+    def beaten(self) -> float | None:
+        """What the norm is at least, where that is beyond the published bound."""
+        known = self.enclosure_lower
+        if self.exact is not None and self.exact_error is not None:
+            known = self.exact - self.exact_error
+        if known is None or self.published is None or known <= self.published * (1 + 1e-9):
+            return None
+        return known
+
 
 COLUMNS = tuple(field.name for field in fields(BoundRow))
 
@@ -143,9 +153,8 @@ def _in_order(row: BoundRow) -> BoundRow:
     """With the better of two upper ends, and a note where the published bound does not hold."""
     if row.swept is not None and row.enclosure_upper is not None:
         row = replace(row, enclosure_upper=min(row.enclosure_upper, row.swept))
-    known = row.enclosure_lower if row.exact is None or row.exact_error is None else row.exact - row.exact_error
-    if known is not None and row.published is not None and known > row.published * (1 + 1e-9):
-        beaten = f"the published bound is beaten, {known:.3g} against {row.published:.3g}"
+    if row.beaten is not None:
+        beaten = f"the published bound is beaten, {row.beaten:.3g} against {row.published:.3g}"
         row = replace(row, note="; ".join(filter(None, (row.note, beaten))))
     return row
 
