@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hesscore.blocks import open_blocks
 from hesscore.bounds.apriori import WHOLE, Bound, apriori, output_norm, whole
-from hesscore.bounds.data import measure
+from hesscore.bounds.data import OnData
 from hesscore.bounds.jets import ONE, ZERO, Head, Jet, Size, activate, attend, multiply, pairs
 from hesscore.bounds.measure import of_data, of_weights
 from hesscore.bounds.published import published
@@ -593,9 +593,10 @@ def tiers_of(key: str) -> dict[str, list[float | None]]:
     scalars = of_weights(spec, curvature.leaves) | of_data(curvature, spec)
     tiers = published(spec, scalars, length), apriori(spec, scalars, length, "input"), swept(curvature, spec)
     found: dict[str, list[float | None]] = {label: [] for label in ROWS}
+    on_data = OnData(curvature, spec, ("enclosure", "exact"), seed=0)
     for part, (label, pair) in itertools.product(("outer", "functional"), ROWS.items()):
         row = BoundRow(0, length, 0.0, spec.d_model, spec.heads, *pair, part)
-        row = measure(row, curvature, spec, ("enclosure", "exact"), seed=0)
+        row = on_data.measure(row)
         assert row.exact is not None and row.enclosure_upper is not None
         bounds = [getattr(tier[pair], part) if pair in tier else None for tier in tiers] + [row.enclosure_upper]
         assert all(bound is None or row.exact <= bound * (1 + 1e-9) for bound in bounds[1:])

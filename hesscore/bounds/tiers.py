@@ -135,17 +135,19 @@ def rows(
 
         assert curvature is not None
         found["swept"] = swept(curvature, spec)
-    measured = [tier for tier in ("enclosure", "exact") if tier in tiers]
+    on_data = None
+    if measured := [tier for tier in ("enclosure", "exact") if tier in tiers]:
+        from hesscore.bounds.data import OnData
+
+        assert curvature is not None
+        on_data = OnData(curvature, spec, measured, seed)
     start = BoundRow(layer, length, scalars["input.norm"], spec.d_model, spec.heads, "", "", "")
     for part in PARTS:
         for a, b in [*combinations_with_replacement(blocks_of(spec), 2), (WHOLE, WHOLE)]:
             bounds = {tier: _of_part(pairs.get((min(a, b), max(a, b))), part) for tier, pairs in found.items()}
             row = replace(start, row=a, column=b, part=part, **bounds)
-            if measured:
-                from hesscore.bounds.data import measure
-
-                assert curvature is not None
-                row = measure(row, curvature, spec, measured, seed)
+            if on_data:
+                row = on_data.measure(row)
             yield _in_order(row)
 
 
