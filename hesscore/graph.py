@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from hesscore.component import Component
@@ -25,9 +25,14 @@ class Node:
 
 
 class Graph:
-    """Nodes in topological order.  The last one is the output; a leaf used twice is a shared weight."""
+    """Nodes in topological order.  The last one is the output; a leaf used twice is a shared weight.
 
-    def __init__(self) -> None:
+    ``owner`` gives the name of the leaf that stands for a parameter: parts of a model that share their weights are
+    built alike.
+    """
+
+    def __init__(self, owner: Callable[[str], str] = lambda name: name) -> None:
+        self.owner = owner
         self.nodes: list[Node] = []
         self.index: dict[str, int] = {}
         self.parameters: dict[str, tuple[int, ...]] = {}
@@ -37,8 +42,11 @@ class Graph:
         """The nodes with curvature of their own: the terms of identity (1)."""
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> int:
-        """Add a leaf that has derivatives and return its position."""
-        return self._append(Node(name, shape=shape))
+        """Return the position of a leaf that has derivatives, adding it unless it is there under its owner's name."""
+        owner = self.owner(name)
+        if owner != name and self.parameters.get(owner) == shape:
+            return self.index[owner]
+        return self._append(Node(owner, shape=shape))
 
     def constant(self, name: str) -> int:
         """Return the position of a leaf that never moves (ids, masks, targets), adding it at its first use."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,12 @@ from hesscore.checkpoints import load
 from hesscore.curvature import CACHED_ELEMENTS, Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
-from hesscore.inputs import UNSCORED, read_data
+from hesscore.inputs import data as given
+from hesscore.inputs.data import UNSCORED, Data
+from hesscore.inputs.tokens import read_data
 from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
-from hesscore.wiring.model import PER_SEQUENCE, inputs, model, parameters
+from hesscore.wiring.inputs import SAME_FOR_ALL, inputs
+from hesscore.wiring.model import mask, model, parameters
 from hesscore.wiring.size import kept, parameter_count
 
 DOUBLE_UP_TO = 5_000_000
@@ -81,22 +84,25 @@ class Problem:
         Its input is what it is given within the model, its loss the mean squared error of its output to one of
         ``TARGETS``, over the scored tokens: the others are seen by attention, and weigh nothing.
         """
-        normed = self.spec.placement != "post" and self.spec.norm != "none"
+        spec, owner = self.spec, f"blocks.{self.spec.owner(layer)}."
+        normed = spec.placement != "post" and spec.norm != "none"
         first = f"blocks.{layer}.{'norm1' if normed else 'attn.q'}"
         source = self.graph.nodes[self.graph.nodes[self.graph.index[first]].sources[0]].name
         weights = {name: weight.double() for name, weight in self.parameters.items()}
-        inputs, scored = [], []
+        inputs, scored, masks = [], [], []
         for batch in self.batches:
             constants = batch.constants
             inputs.append(chain.Point(self.graph, {**weights, **constants}, watch={source}).watched[source])
-            some = constants["targets"] != UNSCORED if self.spec.vocab else torch.ones(())
-            scored.append(constants["weights"] * some)
+            scored.append(_tokens_scored(spec, constants))
+            masks.append(constants[mask(spec, layer)])
         x = torch.cat(inputs)
         rng = torch.Generator().manual_seed(seed ^ crc32(f"blocks.{layer}".encode()))
-        own = {"input": x, "target": TARGETS[target](x, rng), "weights": torch.cat(scored)}
-        graph = model(self.spec.alone)
+        own = {"input": x, "target": TARGETS[target](x, rng), "weights": torch.cat(scored), "mask": masks[0]}
+        if any(len(pairs) > 1 for pairs in masks):  # each sequence has its own
+            own["mask"] = torch.cat([m.expand(len(w), *m.shape[1:]) for m, w in zip(masks, scored, strict=True)])
+        graph = model(spec.alone)
         shared = {name: self.batches[0].constants[name] for name in graph.constants if name not in own}
-        moving = {name: weights[name.replace("blocks.0.", f"blocks.{layer}.")] for name in graph.parameters}
+        moving = {name: weights[name.replace("blocks.0.", owner)] for name in graph.parameters}
         curvature = Curvature(graph, moving, [Batch(1.0, own | shared)])
         if not torch.isfinite(curvature.loss):
             raise InputError(f"{self.source}: the loss of block {layer} is {float(curvature.loss)}")
@@ -145,23 +151,21 @@ def open_problem(
             notes.append(
                 "no --tokens: scored on random tokens, where the model was never trained; not its real curvature"
             )
-        data, target = drawn_data(spec, seed)
-        scored = data.shape[0] * data.shape[1]
+        data = drawn_data(spec, seed)
         provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
     else:
         assert spec.vocab is not None
         max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
-        read = read_data(tokens, spec.vocab, spec.seq_len, max_tokens)
-        data, target, scored = read.tokens, read.targets, read.scored
-        _check_data(tokens, spec, target != UNSCORED, precision)
-        provenance |= {"data": str(tokens), "data_sha256": read.sha256, "max_tokens": max_tokens}
-        notes += read.notes
+        data = read_data(tokens, spec.vocab, spec.seq_len, max_tokens)
+        _check_data(tokens, spec, data.target != UNSCORED, precision)
+        provenance |= {"data": str(tokens), "data_sha256": data.sha256, "max_tokens": max_tokens}
+        notes += data.notes
     return Problem(
         source=str(source),
         spec=spec,
         parameters={name: weight.to(precision) for name, weight in weights.items()},
-        batches=split(spec, data, target),
-        scored=scored,
+        batches=split(spec, data),
+        scored=data.scored,
         tensors=names,
         provenance=provenance,
         notes=tuple(notes),
@@ -171,35 +175,49 @@ def open_problem(
 def drawn(source: str, spec: Spec, seed: int = 0, input_norm: float | None = None) -> Problem:
     """A spec without a vocabulary, in float64 on seeded data, of which the longest token has ``input_norm``."""
     check_spec(source, spec, torch.float64)
-    data, target = drawn_data(spec, seed)
+    data = drawn_data(spec, seed)
     if input_norm is not None:
-        data *= input_norm / data.norm(dim=-1).max()
+        data = replace(data, data=data.data * (input_norm / data.data.norm(dim=-1).max()))
     provenance = {"weights": f"drawn from seed {seed}", "data": f"drawn from seed {seed}"}
-    batches, scored = split(spec, data, target), data.shape[0] * data.shape[1]
-    return Problem(source, spec, parameters(spec, seed), batches, scored, provenance=provenance)
+    return Problem(source, spec, parameters(spec, seed), split(spec, data), data.scored, provenance=provenance)
 
 
-def split(spec: Spec, data: Tensor, target: Tensor) -> list[Batch]:
+def split(spec: Spec, data: Data) -> list[Batch]:
     """The data in parts whose widest array, attention or hidden layer or logits, fits the processor's cache.
 
     There is one for each thread at least, where there are sequences enough.
     """
-    size = _together(spec, *data.shape[:2])
-    scored = torch.ones(data.shape[:2], dtype=torch.bool) if spec.vocab is None else target != UNSCORED
-    total = int(scored.sum())
-    constants = inputs(spec, data, target)
-    shared = {name: constant for name, constant in constants.items() if name not in PER_SEQUENCE}
-    own = {name: constant.split(size) for name, constant in constants.items() if name in PER_SEQUENCE}
-    return [
-        Batch(int(part.sum()) / total, shared | {name: parts[i] for name, parts in own.items()})
+    count, length = data.data.shape[:2]
+    size = _together(spec, count, length + spec.class_token)
+    constants = inputs(spec, data.data, data.target, data.keep, segments=data.segments)
+    weights = constants["weights"]
+    scored = weights * (data.target != UNSCORED) if spec.classifies else weights
+    own = {
+        name: constant.split(size)
+        for name, constant in constants.items()
+        if name not in SAME_FOR_ALL and len(constant) == count
+    }
+    shared = {name: constant for name, constant in constants.items() if name not in own}
+    parts = [
+        Batch(float(part.sum() / scored.sum()), shared | {name: parts[i] for name, parts in own.items()})
         for i, part in enumerate(scored.split(size))
     ]
+    return [part for part in parts if part.share]
 
 
 def _together(spec: Spec, sequences: int, length: int) -> int:
     """How many sequences make a part of the data."""
     cached = max(1, CACHED_ELEMENTS // (length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)))
     return min(cached, -(-sequences // memory.threads(sequences)))
+
+
+def _tokens_scored(spec: Spec, constants: Mapping[str, Tensor]) -> Tensor:
+    """The weight of each token in the loss, ``(B, L)``; of those that are not padding, where sequences are scored."""
+    weights = constants["weights"]
+    if spec.pools:
+        keep = constants["mask"][:, 0, 0].diagonal(dim1=1, dim2=2) if spec.causal else constants["mask"][:, 0, 0, 0]
+        return keep.double().expand(len(weights), -1)
+    return weights * (constants["targets"] != UNSCORED) if spec.classifies else weights
 
 
 def _precision(spec: Spec, dtype: str | None) -> torch.dtype:
@@ -245,15 +263,6 @@ def _check_data(source: str | Path, spec: Spec, scored: Tensor, dtype: torch.dty
         raise InputError(f"{source}: {int(scored.sum())} tokens {said}: {advice}")
 
 
-def drawn_data(spec: Spec, seed: int) -> tuple[Tensor, Tensor]:
-    """Seeded data and targets: uniform token ids, or standard normal activations if there is no vocabulary.
-
-    They have random numbers of their own: those of the weights would make data that go with them.
-    """
-    rng = torch.Generator().manual_seed(seed ^ crc32(b"data"))
-    if spec.vocab is None:
-        shape = (2, spec.batch, spec.seq_len, spec.d_model)
-        data, target = torch.randn(shape, generator=rng, dtype=torch.float64)
-        return data, target
-    ids = torch.randint(spec.vocab, (spec.batch, spec.seq_len + 1), generator=rng)
-    return ids[:, :-1], ids[:, 1:]
+def drawn_data(spec: Spec, seed: int) -> Data:
+    """Seeded data and targets, of their own random numbers: those of the weights would make data that go with them."""
+    return given.drawn(spec, torch.Generator().manual_seed(seed ^ crc32(b"data")))

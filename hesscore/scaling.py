@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import exp, isfinite, log
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,8 @@ from hesscore.problem import check_spec, drawn_data, split
 from hesscore.spec import Spec, make_spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, product_with_rounding
 from hesscore.spectrum.lanczos import unit
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 
 PARTS = {"outer": outer, "functional": inner}
 
@@ -231,14 +232,14 @@ def problem(setting: Setting, seed: int) -> Curvature:
     """The curvature at seeded weights and tokens, of which the output is a standard normal residual off its target."""
     spec, size = setting
     graph, weights = model(spec), parameters(spec, seed)
-    tokens, residual = drawn_data(spec, seed)
-    x = size * tokens
+    drawn = drawn_data(spec, seed)
+    x, residual = size * drawn.data, drawn.target
     output = graph.nodes[graph.nodes[-1].sources[0]].name
     y = Point(graph, {**weights, **inputs(spec, x, x)}, watch={output}).watched[output]
     target = y - residual
     if not (y - target - residual).norm() <= LOST * residual.norm():
         raise InputError(f"at input_scale {size:g} the residual is lost beside an output of {float(y.abs().max()):.1e}")
-    return Curvature(graph, weights, split(spec, x, target))
+    return Curvature(graph, weights, split(spec, replace(drawn, data=x, target=target)))
 
 
 def spectral_norm(block: Block, part: str, rng: Generator) -> Norm:

@@ -2,66 +2,107 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
-from hesscore.errors import InputError, UsageError
-from hesscore.files import File, examine, naming, short
+from hesscore.errors import UsageError
+from hesscore.fields import read_fields, validated
 
 SPEC_SUFFIXES = (".yaml", ".yml")
-
-LONGEST_FILE = 2**16
-"""Bytes; a spec takes a few hundred."""
-
-LONGEST_VALUE = 80
-"""Characters."""
-
-FAULTS_SHOWN = 4
-
-NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][-+]?[0-9]+)?")
-"""Decimal: YAML 1.1 would read 010 as 8, 1:30 as 90 and 1e-5 as text."""
 
 LARGEST = 10**12
 """Of a size: beyond any machine, and small enough for products of sizes to be floats."""
 
 Size = Annotated[int, Field(gt=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "silu", "tanh"]
+Loss = Literal["causal_lm", "masked_lm", "token", "sequence", "regression", "hidden"]
 
 
 class Spec(BaseModel):
-    """A stack of Transformer blocks, with embedding and head if it has a ``vocab``.
+    """A stack of Transformer blocks, with embedding and head if it has a ``vocab`` or sees images.
 
-    With it, the loss is the mean cross entropy of the scored tokens.  Without it, it is a stack on its own: the input
-    is a tensor of activations, and the loss the mean squared error of the output to a target.
+    Without either, it is a stack on its own: the input is a tensor of activations.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     d_model: Size
-    d_ff: Annotated[int, Field(ge=0, le=LARGEST)]
+    d_ff: Count
     """Hidden width of the feed-forward part; 0 leaves that out."""
     layers: Size = 1
+    weight_sets: Size | None = None
+    """Blocks with weights of their own, each shared by as many consecutive layers; ``layers`` by default."""
     heads: Size = 1
     kv_heads: Size | None = None
     """Heads that share keys and values in groups; ``heads`` by default."""
+    head_dim: Size | None = None
+    """Width of a head; ``d_model / heads`` by default."""
     vocab: Size | None = None
 
     placement: Literal["pre", "post", "parallel"] = "pre"
     norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"
     norm_eps: float = Field(default=1e-5, ge=0)
     causal: bool = True
-    activation: Literal["relu", "relu_squared", "gelu", "gelu_tanh", "silu", "tanh"] = "gelu"
+    window: Size | None = None
+    """A token sees so many at most, itself and those before it, in the layers from ``window_from`` on."""
+    window_from: Count = 0
+    activation: Activation = "gelu"
     gated: bool = False
+    layer_scale: bool = False
+    """A gain for what the attention adds, and one for what the feed-forward part adds."""
     bias: bool = True
     """Biases of the linear maps and the shift of LayerNorm (RMSNorm has none)."""
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    mlp_bias: bool | None = None
+    """Of these linear maps of a block alone; ``bias`` by default."""
+
     positions: Literal["none", "learned", "rotary"] = "none"
+    position_offset: Count = 0
+    """Rows of the table of learned positions before that of the first token.  The token of the number before this one
+    is padding, which has no position."""
     rotary_base: PositiveFloat = 10_000.0
+    rotary_dim: Size | None = None
+    """Features of a head that are rotated; all by default."""
+    rotary_frequencies: tuple[float, ...] | None = None
+    """Angles from one position to the next, for each two features; powers of ``rotary_base`` by default."""
+    rotary_scale: PositiveFloat = 1.0
+    """Factor of every feature that is rotated."""
+    segments: Size | None = None
+    """Rows of a table of segments (token types)."""
+    d_embed: Size | None = None
+    """Width of the tables, where a linear map leads from there to ``d_model``."""
+    embed_norm: bool = False
+    image_size: Size | None = None
+    """Height and width in pixels.  The tokens are square patches."""
+    patch_size: Size | None = None
+    channels: Size = 3
+    class_token: bool = False
+    """A learned token before the patches."""
+
+    loss: Loss | None = None
+    """What is scored: the next token, masked ones, a class of each token, a class or numbers for each sequence or
+    image, or the output of the stack, by its squared error to a target.  ``causal_lm`` with a ``vocab``, else
+    ``hidden`` by default."""
+    labels: Size | None = None
+    """Outputs of a head whose outputs are not tokens."""
+    pool: Literal["first", "last", "mean", "first_mean"] = "first"
+    """The token from which a sequence is scored, their mean without the class token, or both side by side."""
+    pooler: bool = False
+    """A linear map and tanh after that."""
+    final_norm: bool | None = None
+    """After the last block; by default behind embeddings and blocks that do not end in a norm."""
+    pooled_norm: bool = False
+    """The final norm stands after the pooling."""
+    head_transform: bool = False
+    """A linear map, the activation and a norm before the head."""
+    head_bias: bool = False
     tied: bool = False
     """The head is the token embedding."""
 
@@ -72,8 +113,8 @@ class Spec(BaseModel):
     """Standard deviation of seeded weights; ``1/sqrt(fan in)`` by default."""
 
     @property
-    def head_dim(self) -> int:
-        return self.d_model // self.heads
+    def head_width(self) -> int:
+        return self.head_dim or self.d_model // self.heads
 
     @property
     def groups(self) -> int:
@@ -81,10 +122,65 @@ class Spec(BaseModel):
         return self.kv_heads or self.heads
 
     @property
+    def rotated(self) -> int:
+        """Features of a head that are rotated."""
+        return (self.rotary_dim or self.head_width) if self.positions == "rotary" else 0
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the input is tokens or images, not activations."""
+        return self.vocab is not None or self.image_size is not None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at most, or of an image."""
+        if not (self.image_size and self.patch_size):
+            return self.seq_len
+        return (self.image_size // self.patch_size) ** 2 + self.class_token
+
+    @property
+    def objective(self) -> Loss:
+        """``loss``, whether given or not."""
+        return self.loss or ("causal_lm" if self.vocab else "hidden")
+
+    @property
+    def outputs(self) -> int | None:
+        """Of the head, if there is one."""
+        return self.vocab if self.objective in ("causal_lm", "masked_lm") else self.labels
+
+    @property
+    def pools(self) -> bool:
+        """Whether sequences are scored, not tokens."""
+        return self.objective in ("sequence", "regression")
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the loss is the cross entropy of classes, not the squared error of numbers."""
+        return self.objective not in ("hidden", "regression")
+
+    @property
+    def ends_normed(self) -> bool:
+        """Whether there is a final norm."""
+        given = self.embeds and self.placement != "post" if self.final_norm is None else self.final_norm
+        return given and self.norm != "none"
+
+    @property
     def alone(self) -> Spec:
         """One block of the stack, on its own."""
+        around: dict[str, object] = {name: Spec.model_fields[name].default for name in AROUND}
         positions = self.positions if self.positions == "rotary" else "none"
-        return self.model_copy(update={"layers": 1, "vocab": None, "tied": False, "positions": positions})
+        return self.model_copy(update=around | {"positions": positions, "seq_len": self.length})
+
+    def biased(self, component: str) -> bool:
+        """Whether a linear map of a block, such as ``attn.q``, has a bias."""
+        of_qkv = component in ("attn.q", "attn.k", "attn.v")
+        own = self.qkv_bias if of_qkv else self.out_bias if component == "attn.o" else self.mlp_bias
+        return self.bias if own is None else own
+
+    def owner(self, layer: int) -> int:
+        """The layer whose name the weights of this one have."""
+        together = self.layers // (self.weight_sets or self.layers)
+        return layer - layer % together
 
     def hidden_at(self, width: float) -> int:
         """``d_ff`` in proportion, at another ``d_model``; none where there is none."""
@@ -92,98 +188,71 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Spec:
-        if self.d_model % self.heads:
+        if self.head_dim is None and self.d_model % self.heads:
             raise ValueError(f"d_model: {self.d_model} is not divisible by heads: {self.heads}")
         if self.heads % self.groups:
             raise ValueError(f"heads: {self.heads} is not divisible by kv_heads: {self.groups}")
-        if self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"positions: rotary needs an even head width, not {self.head_dim}")
-        if self.vocab is None:
-            for field, wrong in ("tied", self.tied), ("positions", self.positions == "learned"):
-                if wrong:
-                    raise ValueError(f"{field}: {getattr(self, field)} needs a vocab")
+        if self.layers % (self.weight_sets or 1):
+            raise ValueError(f"layers: {self.layers} is not divisible by weight_sets: {self.weight_sets}")
+        if self.rotated % 2:
+            what = "head width" if self.rotary_dim is None else "rotary_dim"
+            raise ValueError(f"positions: rotary needs an even {what}, not {self.rotated}")
+        if self.rotated > self.head_width:
+            raise ValueError(f"rotary_dim: {self.rotated} is more than a head has: {self.head_width}")
+        if self.rotary_frequencies is not None and 2 * len(self.rotary_frequencies) != self.rotated:
+            raise ValueError(f"rotary_frequencies: {len(self.rotary_frequencies)} are not one for two features")
+        if self.image_size and (self.patch_size is None or self.image_size % self.patch_size):
+            raise ValueError(f"image_size: {self.image_size} is not divisible by patch_size: {self.patch_size}")
+        for field, given, needed, what in self._needs():
+            if given and not needed:
+                raise ValueError(f"{field}: {getattr(self, field)} needs {what}")
         return self
+
+    def _needs(self) -> list[tuple[str, bool, bool, str]]:
+        """Fields, whether they ask for something, whether that is there, and what it is."""
+        words, images, headed = self.vocab is not None, self.image_size is not None, self.outputs is not None
+        speaks = self.objective in ("causal_lm", "masked_lm")
+        return [
+            ("loss", speaks, words, "a vocab"),
+            ("loss", not speaks and self.objective != "hidden", self.labels is not None, "labels"),
+            ("labels", self.labels is not None, not speaks and self.objective != "hidden", "a loss that has them"),
+            ("image_size", images, not words, "no vocab beside it"),
+            ("image_size", images, not self.causal, "causal: false"),
+            ("patch_size", self.patch_size is not None, images, "an image_size"),
+            ("class_token", self.class_token, images, "an image_size"),
+            ("tied", self.tied, speaks and words, "a vocab"),
+            ("tied", self.tied and self.d_embed is not None, self.head_transform, "head_transform to d_embed"),
+            ("positions", self.positions == "learned", self.embeds, "a vocab"),
+            ("position_offset", self.position_offset > 0, words and self.positions == "learned", "learned positions"),
+            ("rotary_dim", self.rotary_dim is not None, self.positions == "rotary", "positions: rotary"),
+            ("rotary_frequencies", self.rotary_frequencies is not None, self.positions == "rotary", "rotary positions"),
+            ("rotary_scale", self.rotary_scale != 1, self.positions == "rotary", "positions: rotary"),
+            ("segments", self.segments is not None, words, "a vocab"),
+            ("d_embed", self.d_embed is not None, words, "a vocab"),
+            ("embed_norm", self.embed_norm, self.embeds, "a vocab"),
+            ("window", self.window is not None, self.causal, "causal: true"),
+            ("pooler", self.pooler, self.pools, "a loss of sequences"),
+            ("pooled_norm", self.pooled_norm, self.pools, "a loss of sequences"),
+            ("head_transform", self.head_transform, headed, "a head"),
+            ("head_bias", self.head_bias, headed, "a head"),
+        ]
+
+
+AROUND = (
+    "layers weight_sets vocab window window_from position_offset segments d_embed embed_norm image_size patch_size "  # noqa: SIM905
+    "channels class_token loss labels pool pooler final_norm pooled_norm head_transform head_bias tied".split()
+)
+"""The fields of a spec that are not of a block."""
 
 
 def read_spec(path: str | Path) -> Spec:
     """Read a YAML file: ``InputError`` where there is no text to read, ``UsageError`` that names the field at fault."""
-    with naming(path):
-        text = _text(examine(path))
     try:
-        return make_spec(_fields(text))
+        return make_spec(read_fields(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
 def make_spec(fields: Mapping[str, object]) -> Spec:
     """``UsageError`` that names the fields at fault."""
-    try:
-        return Spec.model_validate(fields)
-    except ValidationError as error:
-        faults = [_explain(fault) for fault in error.errors()[:FAULTS_SHOWN]]
-        if error.error_count() > FAULTS_SHOWN:
-            faults.append(f"and {error.error_count() - FAULTS_SHOWN} more")
-        raise UsageError("; ".join(faults)) from error
-
-
-def _text(file: File) -> str:
-    if file.size > LONGEST_FILE:
-        raise UsageError(f"{file.path}: {file.size} bytes are no spec, which takes {LONGEST_FILE} at most")
-    try:
-        return file.path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
-
-
-def _fields(text: str) -> dict[str, object]:
-    """The fields of a mapping.  Their values are not nested, so that no file can be deeper or larger than it looks."""
-    fields: dict[str, object] = {}
-    events = yaml.parse(text, Loader=yaml.SafeLoader)
-    try:
-        for start in yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent:
-            if not isinstance(next(events), start):
-                raise UsageError("a spec is a mapping of fields, such as d_model: 768")
-        while isinstance(key := next(events), yaml.ScalarEvent):
-            name, value = _shown(key.value), next(events)
-            if key.value in fields:
-                raise UsageError(f"{name}: given again in line {_line(key)}")
-            if not isinstance(value, yaml.ScalarEvent) or value.tag or len(value.value) > LONGEST_VALUE:
-                raise UsageError(f"{name}: line {_line(value)} is not one short value without a tag")
-            fields[key.value] = _value(value)
-        if not isinstance(key, yaml.MappingEndEvent):
-            raise UsageError(f"line {_line(key)}: a field has a name such as d_model")
-        if not isinstance(next(events), yaml.DocumentEndEvent) or not isinstance(next(events), yaml.StreamEndEvent):
-            raise UsageError("a file holds one spec, without ---")
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two are of absurd escapes
-        raise UsageError(f"not valid YAML: {' '.join(str(error).split())}") from error
-    return fields
-
-
-def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None
-    return event.start_mark.line + 1
-
-
-def _value(scalar: yaml.ScalarEvent) -> object:
-    text: str = scalar.value
-    if scalar.style is not None:  # in quotes
-        return text
-    if text in ("", "~", "null"):
-        return None
-    number = NUMBER.fullmatch(text)
-    if number is not None:
-        return float(text) if number[2] or number[3] else int(text)
-    return yaml.SafeLoader.bool_values.get(text.lower(), text)
-
-
-def _explain(error: ErrorDetails) -> str:
-    field = _shown(".".join(map(str, error["loc"])))
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field, Spec.model_fields, 1)
-        return f"unknown field {field}" + (f", did you mean {near[0]}?" if near else "")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{field}: {message[0].lower()}{message[1:]}" if field else message
-
-
-def _shown(name: str) -> str:
-    return short(name if name.isprintable() else ascii(name))
+    return validated(Spec, fields)

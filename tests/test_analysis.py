@@ -14,7 +14,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from hesscore.analysis import COLUMNS, analyze, cost, place, select
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs import read_data
+from hesscore.inputs.tokens import read_data
 from hesscore.problem import Problem, open_problem
 from hesscore.report import Report
 from hesscore.spectrum import ends as module
@@ -70,7 +70,7 @@ class Reference:
         state[name] = torch.cat([whole[:start], self.leaf, whole[stop:]])
         state["lm_head.weight"] = state["transformer.wte.weight"]
         data = read_data(VAL, 96, 128, max_tokens)
-        self.loss = reference_nanogpt.loss(state, content["model_args"], data.tokens, data.targets)
+        self.loss = reference_nanogpt.loss(state, content["model_args"], data.data, data.target)
         (self.gradient,) = torch.autograd.grad(self.loss, self.leaf, create_graph=True)
 
     def product(self, v):
@@ -320,7 +320,7 @@ def test_every_checkpoint_of_the_run_opens(moment):
 def test_max_tokens(tokens):
     problem = open_sample(max_tokens=tokens)
     data = read_data(VAL, 96, 128, tokens)
-    assert problem.scored == min(tokens, 4096) == int((data.targets != -100).sum())
+    assert problem.scored == min(tokens, 4096) == int((data.target != -100).sum())
     said = [f"only the first {tokens} of 4096 tokens are scored"] if tokens < 4096 else []
     assert list(problem.notes) == said
     assert sum(batch.share for batch in problem.batches) == pytest.approx(1, abs=1e-12)

@@ -30,7 +30,8 @@ from hesscore.chain import Point
 from hesscore.curvature import Curvature, inner, outer
 from hesscore.extrema import EXTREMA
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 from tests import reference
 
 QQ, QK, QV, KV, VV = ((f"attn.{a}.weight", f"attn.{b}.weight") for a, b in ("qq", "kq", "qv", "kv", "vv"))

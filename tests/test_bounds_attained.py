@@ -8,7 +8,8 @@ from hesscore.bounds.measure import of_data, of_weights
 from hesscore.bounds.scalars import derived
 from hesscore.curvature import Batch, Curvature, inner, outer
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests.reference import shapes
 
 

@@ -18,7 +18,8 @@ from hesscore.bounds.measure import of_data, of_weights
 from hesscore.curvature import Curvature, inner, outer
 from hesscore.extrema import EXTREMA
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 
 LOOSE = 0.1

@@ -18,7 +18,8 @@ from hesscore.curvature import Curvature
 from hesscore.explicit.enclosure import enclose_norm
 from hesscore.explicit.kronecker import KroneckerSum, Place, Term
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests.command import ROOT
 
 ATTENTION = Spec(d_model=8, d_ff=0, norm="none", causal=False, bias=False, seq_len=8)

@@ -19,7 +19,8 @@ from hesscore.components.softmax import Softmax
 from hesscore.components.squared_error import SquaredError
 from hesscore.curvature import Batch, Curvature, inner, outer
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 
 ABOVE = 1e-9

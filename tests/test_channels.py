@@ -10,7 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from hesscore.spec import Spec
 from hesscore.verify import verify_model
 from hesscore.verify.channels import CHANNELS, autograd, differences, jacfwd
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 
 

@@ -13,7 +13,8 @@ from hesscore.component import KINDS, Component
 from hesscore.curvature import Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 
 SPEC = Spec(d_model=4, d_ff=3, layers=2, heads=2, vocab=5, gated=True, positions="learned", seq_len=4)
@@ -299,7 +300,8 @@ def test_products_leave_no_memory_behind_and_need_no_autograd():
 import gc, psutil, torch
 from hesscore.curvature import Curvature
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 
 torch.set_num_threads(1)
 spec = Spec(d_model=32, d_ff=128, layers=2, heads=4, vocab=50, seq_len=64, batch=8)
@@ -341,7 +343,8 @@ from pathlib import Path
 from hesscore import memory
 from hesscore.curvature import Curvature
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 
 torch.set_num_threads(1)
 dtype, said = getattr(torch, sys.argv[1]), []

@@ -12,7 +12,8 @@ from hesscore.errors import UsageError
 from hesscore.explicit.block import block_hessian, block_jacobian
 from hesscore.explicit.kronecker import KroneckerSum, Place, Term
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 from tests.test_hessian import flat, twice, unflat
 

@@ -15,7 +15,8 @@ from hesscore.explicit.ffn import FeedForward
 from hesscore.explicit.norm import norm_curvature, norm_hessian, norm_jacobian
 from hesscore.explicit.tokens import block_diagonal
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 from tests.reference import ACTIVATIONS as PLAIN
 from tests.test_explicit_block import SPECS, draw, far

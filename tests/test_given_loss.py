@@ -14,7 +14,7 @@ from hesscore.explicit.block import block_hessian
 from hesscore.graph import Graph
 from hesscore.spec import Spec
 from hesscore.wiring.block import BLOCKS
-from hesscore.wiring.model import inputs
+from hesscore.wiring.inputs import inputs
 from tests import reference
 from tests.test_hessian import distance, flat, twice, unflat
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hesscore.curvature import Curvature
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 
 

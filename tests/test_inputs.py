@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs import BYTES_PER_TOKEN, check_vocabulary, cut, read_data, read_tokens, windows
+from hesscore.inputs.tokens import BYTES_PER_TOKEN, check_vocabulary, cut, read_data, read_tokens, windows
 
 
 def written(folder, ids, name="data.npy"):
@@ -83,27 +83,27 @@ def test_cut_scores_the_first_and_drops_what_is_left_unscored():
 def test_read_data_scores_all_by_default(tmp_path, name):
     path = written(tmp_path, [1, 2, 3, 4], name)
     data = read_data(path, vocab=5, length=2)
-    assert (data.tokens.tolist(), data.targets.tolist()) == ([[1, 2], [3, 0]], [[2, 3], [4, -100]])
-    assert (data.scored, data.notes) == (3, [])
+    assert (data.data.tolist(), data.target.tolist()) == ([[1, 2], [3, 0]], [[2, 3], [4, -100]])
+    assert (data.scored, data.notes) == (3, ())
     assert data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_read_data_cuts_and_says_so(tmp_path):
     data = read_data(written(tmp_path, [1, 2, 3, 4, 9], "data.bin"), vocab=5, length=2, max_tokens=3)
-    assert data.targets.tolist() == [[2, 3], [4, -100]]  # the 9 is not looked at
-    assert (data.scored, data.notes) == (3, ["only the first 3 of 4 tokens are scored"])
+    assert data.target.tolist() == [[2, 3], [4, -100]]  # the 9 is not looked at
+    assert (data.scored, data.notes) == (3, ("only the first 3 of 4 tokens are scored",))
 
 
 def test_read_data_cuts_rows_in_order(tmp_path):
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     data = read_data(written(tmp_path, rows), vocab=10, length=2, max_tokens=3)
-    assert data.targets.tolist() == [[2, 3], [5, -100]]
-    assert (data.scored, data.notes) == (3, ["only the first 3 of 6 tokens are scored"])
+    assert data.target.tolist() == [[2, 3], [5, -100]]
+    assert (data.scored, data.notes) == (3, ("only the first 3 of 6 tokens are scored",))
 
 
 def test_read_data_beyond_the_end_is_no_cut(tmp_path):
     data = read_data(written(tmp_path, [1, 2, 3]), vocab=5, length=2, max_tokens=100)
-    assert (data.scored, data.notes) == (2, [])
+    assert (data.scored, data.notes) == (2, ())
 
 
 def test_max_tokens_is_a_setting():

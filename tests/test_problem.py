@@ -12,10 +12,11 @@ from hesscore import memory
 from hesscore.component import Component
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs import UNSCORED
+from hesscore.inputs.data import UNSCORED, Data
 from hesscore.problem import open_problem, split
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 from hesscore.wiring.size import kept, parameter_count
 from tests import reference
 
@@ -187,14 +188,14 @@ def test_the_shares_of_the_parts_are_exact():
     target = torch.full((3, 512), UNSCORED)
     for row, count in enumerate((3, 2, 1)):
         target[row, :count] = 7
-    batches = split(spec, torch.zeros(3, 512, dtype=torch.int64), target)
+    batches = split(spec, Data(torch.zeros(3, 512, dtype=torch.int64), target))
     assert [batch.share for batch in batches] == [3 / 6, 2 / 6, 1 / 6]
 
 
 def test_parts_share_what_is_the_same_for_all():
     spec = Spec(d_model=4, d_ff=4, vocab=400, seq_len=512, positions="rotary")
     data = torch.arange(3 * 512).view(3, 512) % 400
-    batches = split(spec, data, data.roll(-1, 1))
+    batches = split(spec, Data(data, data.roll(-1, 1)))
     assert len(batches) == 3
     for name in "mask", "rotary.cos", "rotary.sin":
         assert all(batch.constants[name] is batches[0].constants[name] for batch in batches)

@@ -14,8 +14,9 @@ import torch
 from hesscore.chain import Point
 from hesscore.checkpoints import load
 from hesscore.checkpoints.nanogpt import NanoGPT
-from hesscore.inputs import read_data, read_tokens, windows
-from hesscore.wiring.model import inputs, model
+from hesscore.inputs.tokens import read_data, read_tokens, windows
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference_nanogpt
 
 FOLDER = Path(__file__).parent.parent / "sample_runs" / "pydoc"
@@ -32,7 +33,7 @@ def read(moment, folder=FOLDER):
 def our_point(moment, data, kind):
     checkpoint = load(FOLDER / f"ckpt-{moment}.pt")
     leaves = {name: tensor.to(kind) for name, tensor in checkpoint.parameters.items()}
-    return Point(model(checkpoint.spec), leaves | inputs(checkpoint.spec, data.tokens, data.targets))
+    return Point(model(checkpoint.spec), leaves | inputs(checkpoint.spec, data.data, data.target))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_the_optimizer_state_is_nanogpts(moment):
 def test_the_loss_is_nanogpts(moment, kind, tolerance, val):
     content = read(moment)
     state = {name: tensor.to(kind) for name, tensor in content["model"].items()}
-    expected = reference_nanogpt.loss(state, content["model_args"], val.tokens, val.targets)
+    expected = reference_nanogpt.loss(state, content["model_args"], val.data, val.target)
     assert our_point(moment, val, kind).output.item() == pytest.approx(expected.item(), rel=tolerance, abs=0)
 
 
@@ -109,7 +110,7 @@ def test_the_gradient_is_autograds(val):
     content = read("end")
     state = {name: tensor.double().requires_grad_() for name, tensor in content["model"].items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
-    few = val.tokens[:4], val.targets[:4]
+    few = val.data[:4], val.target[:4]
     reference_nanogpt.loss(state, content["model_args"], *few).backward()
 
     checkpoint = load(FOLDER / "ckpt-end.pt")
@@ -125,7 +126,7 @@ def test_the_gradient_is_autograds(val):
 
 
 def test_the_validation_text(val):
-    assert (val.scored, tuple(val.tokens.shape), val.notes) == (4096, (32, 128), [])
+    assert (val.scored, tuple(val.data.shape), val.notes) == (4096, (32, 128), ())
     assert (FOLDER / "val.bin").stat().st_size == 2 * 4097
     text = "".join(script.VOCABULARY[i] for i in read_tokens(FOLDER / "val.bin").tolist())
     assert "dictionary" in text

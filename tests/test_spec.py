@@ -12,7 +12,8 @@ from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.spec import Spec, read_spec
 from hesscore.wiring.block import BLOCKS
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 from tests import reference
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -78,7 +79,7 @@ def test_the_paper_block_has_a_whole_hessian_that_is_symmetric():
 
 def test_defaults():
     spec = Spec(d_model=8, d_ff=16, heads=4)
-    assert (spec.groups, spec.head_dim, spec.placement, spec.norm) == (4, 2, "pre", "layernorm")
+    assert (spec.groups, spec.head_width, spec.placement, spec.norm) == (4, 2, "pre", "layernorm")
     assert Spec(d_model=8, d_ff=16, heads=4, kv_heads=2).groups == 2
 
 

@@ -14,7 +14,8 @@ from hesscore.spectrum import lanczos as krylov_module
 from hesscore.spectrum.ends import NonFiniteError, ends
 from hesscore.spectrum.lanczos import lanczos, unit
 from hesscore.spectrum.trace import deflated_hutchinson
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference
 from tests.test_curvature import SPEC
 

@@ -20,7 +20,7 @@ from hesscore.explicit.tokens import TokenJacobian
 from hesscore.graph import Graph
 from hesscore.spec import Spec
 from hesscore.wiring.attention import attention
-from hesscore.wiring.model import inputs
+from hesscore.wiring.inputs import inputs
 
 NAME = "blocks.0.attn"
 PARTS = "qkv"

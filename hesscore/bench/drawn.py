@@ -9,9 +9,11 @@ from torch import Tensor
 from hesscore.bench.plain import Plain, Weights
 from hesscore.chain import Point
 from hesscore.curvature import Curvature
+from hesscore.inputs.data import Data
 from hesscore.problem import split
 from hesscore.spec import Spec
-from hesscore.wiring.model import inputs, model, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model, parameters
 
 
 class Drawn:
@@ -46,7 +48,7 @@ class Drawn:
         return Point(model(self.spec), self.weights | inputs(self.spec, self.data, self.target))
 
     def curvature(self) -> Curvature:
-        return Curvature(model(self.spec), self.weights, split(self.spec, self.data, self.target))
+        return Curvature(model(self.spec), self.weights, split(self.spec, Data(self.data, self.target)))
 
 
 def named(dtype: torch.dtype) -> str:

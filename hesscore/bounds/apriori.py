@@ -29,6 +29,7 @@ from hesscore.bounds.jets import (
     normalise,
     pairs,
     times,
+    weigh,
 )
 from hesscore.bounds.scalars import derived, names
 from hesscore.extrema import EXTREMA
@@ -90,11 +91,14 @@ def _block(spec: Spec, scalars: Mapping[str, float], length: int) -> tuple[Jet, 
         scale, gain, bias = scalars[f"{name}.scale"], scalars[f"{name}.gain"], scalars.get(f"{name}.bias")
         return normalise(x, scale, spec.d_model, entry, name, gain, bias)
 
+    def scaled(name: str, x: Jet) -> Jet:
+        return weigh(x, f"{name}.weight", scalars[f"{name}.gain"]) if spec.layer_scale else x
+
     def fed(x: Jet) -> Jet:
-        return _ffn(spec, scalars, x)
+        return scaled("scale2", _ffn(spec, scalars, x))
 
     def mixed(x: Jet) -> Jet:
-        return _attention(spec, scalars, x, length)
+        return scaled("scale1", _attention(spec, scalars, x, length))
 
     x = Jet(Size(scalars["input.norm"], scalars["input.spread"]))
     if spec.placement == "post" and spec.norm != "none":
@@ -127,12 +131,15 @@ def _attention(spec: Spec, scalars: Mapping[str, float], x: Jet, length: int) ->
     shared = sqrt(spec.heads // spec.groups)  # a key or value head is there once for each of its query heads
     q = project("q", scalars["attn.q.weight"])
     k, v = (shared * project(part, scalars[f"attn.{part}.heads"]) for part in "kv")
-    if spec.positions == "rotary":  # tokens that are turned apart may come to lie along one direction
-        keys = Size(longest("k").peak, longest("k").peak)
+    query = longest("q").peak
+    if spec.rotated:  # tokens that are turned apart may come to lie along one direction
+        stretch = max(1.0, spec.rotary_scale)
+        q, k, query = stretch * q, stretch * k, stretch * query
+        keys = stretch * Size(longest("k").peak, longest("k").peak)
     else:  # what moves all scores of a row alike is not seen
         k, keys = k.without("attn.k.bias"), scalars["attn.k.head"] * x.value
     deviations = (scalars.get(f"attn.{part}.deviation", inf) for part in "kv")
-    head = Head(spec.head_dim, longest("q").peak, keys, longest("v"), *deviations)
+    head = Head(spec.head_width, query, keys, longest("v"), *deviations)
     o = _known(attend(q, k, v, head, scalars.get("attn.peak", 1.0), length), "attn.o.input", scalars)
     return linear(o, "attn.o", scalars["attn.o.weight"], scalars.get("attn.o.bias"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from hesscore.bounds.scalars import names
 from hesscore.chain import Point
 from hesscore.curvature import Curvature
+from hesscore.errors import UsageError
 from hesscore.spec import Spec
 
 
@@ -26,10 +28,29 @@ def of_weights(spec: Spec, weights: Mapping[str, Tensor]) -> dict[str, float]:
         elif quantity == "weight" and weight is not None:
             found[name] = float(torch.linalg.matrix_norm(weight, 2))
         elif quantity in ("head", "heads") and weight is not None:
-            heads = weight.unflatten(1, (-1, spec.head_dim)).transpose(0, 1)
+            heads = weight.unflatten(1, (-1, spec.head_width)).transpose(0, 1)
             each = torch.linalg.matrix_norm(heads, 2)
             found[name] = float(each.max() if quantity == "head" else each.norm())
     return found
+
+
+def embedded(spec: Spec, weights: Mapping[str, Tensor]) -> float:
+    """How long a token can be that comes to the first block."""
+    if spec.vocab is None:
+        raise UsageError("without data nothing bounds what the first block sees, as that is no token of a vocabulary")
+    tables = [weights[name] for name in weights if name.startswith(("embed.token", "embed.position", "embed.segment"))]
+    norm = sum(float(table.double().norm(dim=1).max()) for table in tables)
+    if "embed.norm.weight" in weights:
+        gain = weights["embed.norm.weight"].double()
+        norm = float(gain.abs().max()) * sqrt(len(gain)) + _length(weights.get("embed.norm.bias"))
+    if "embed.project.weight" in weights:
+        steep = float(torch.linalg.matrix_norm(weights["embed.project.weight"].double(), 2))
+        norm = steep * norm + _length(weights.get("embed.project.bias"))
+    return norm
+
+
+def _length(bias: Tensor | None) -> float:
+    return 0.0 if bias is None else float(bias.double().norm())
 
 
 def of_data(curvature: Curvature, spec: Spec) -> dict[str, float]:

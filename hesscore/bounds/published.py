@@ -29,7 +29,7 @@ def published(spec: Spec, scalars: Mapping[str, float], length: int) -> dict[Pai
 def _printed(spec: Spec, scalars: Mapping[str, float], length: int) -> dict[Pair, tuple[Any, Any]]:
     q, k, v = (np.float64(scalars[f"attn.{part}.weight"]) for part in "qkv")
     x, target = (np.float64(sqrt(length) * scalars[name]) for name in ("input.spread", "target.norm"))
-    width = float(spec.head_dim)
+    width = float(spec.head_width)
     rho = sqrt(min(length, width)) * (length * x * v + target)
 
     def scores(a: float, b: float) -> float:

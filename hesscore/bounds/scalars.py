@@ -21,7 +21,7 @@ MEANINGS = {
     "*.input.spread": "|X|_2 / sqrt(L) of what a weight multiplies",
     "*.scale": "smallest row scale s of a norm",
     "*.entry": "largest entry of a normalised token, before its gain",
-    "*.gain": "largest entry of a norm's gain",
+    "*.gain": "largest entry of a gain",
     "*.weight": "spectral norm of a weight",
     "*.head": "largest spectral norm of one head's part of a weight",
     "*.heads": "root of the sum of squares of the heads' spectral norms",
@@ -46,8 +46,10 @@ def names(spec: Spec) -> list[str]:
         found.append(f"{part}.weight")
         if part in ("attn.q", "attn.k", "attn.v"):
             found += [f"{part}.head", f"{part}.heads"]
-        if spec.bias:
+        if spec.biased(part):
             found.append(f"{part}.bias")
+    if spec.layer_scale:
+        found += ["scale1.gain", "scale2.gain"] if spec.d_ff else ["scale1.gain"]
     found += ["attn.k.deviation", "attn.v.deviation"]
     seen = ["attn", "attn.o", "mlp", "mlp.down"] if spec.d_ff else ["attn", "attn.o"]
     return found + [f"{part}.input.{quantity}" for part in seen for quantity in ("norm", "spread")]
@@ -76,7 +78,7 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
     ``sqrt(d)``; the largest of ``n`` normal numbers is expected to be at most ``sqrt(2 ln 2n)``.  The second norm is
     taken to see what the first does, and no smaller row scale: a residual stream grows.
     """
-    d, width = spec.d_model, spec.head_dim
+    d, width = spec.d_model, spec.head_width
     longest, shortest = _longest(spec, length), max(sqrt(d - 1) - sqrt(log(spec.batch * length)), 0.0)
     size = 1.0 if input_norm is None else input_norm / longest
     scale = hypot(size * shortest / sqrt(d), sqrt(spec.norm_eps))
@@ -87,7 +89,9 @@ def expected(spec: Spec, length: int, target: str, input_norm: float | None = No
     }
     if not spec.causal:
         found["attn.peak"] = 1.0
-    shapes = dict.fromkeys(weights(spec), (d, d)) | {
+    shapes = {
+        "attn.q": (d, spec.heads * width),
+        "attn.o": (spec.heads * width, d),
         "attn.k": (d, spec.groups * width),
         "attn.v": (d, spec.groups * width),
         "mlp.gate": (d, spec.d_ff),

@@ -129,9 +129,9 @@ def _of_checkpoint(
         blocks.check(problem, chosen)
         found = of_data(problem, list(chosen), given, target, seed)
         return Asked(found, len(chosen), provenance, problem.notes)
-    lengths = sweep.seq_len or [spec.seq_len]
-    if spec.positions == "learned" and max(lengths) > spec.seq_len:
-        raise UsageError(f"--seq-len {max(lengths)}: {source} has {spec.seq_len} positions")
+    lengths = sweep.seq_len or [spec.length]
+    if spec.positions == "learned" and max(lengths) > spec.length:
+        raise UsageError(f"--seq-len {max(lengths)}: {source} has {spec.length} positions")
     each = (of_weights(spec, problem.parameters, list(chosen), length, given, target) for length in lengths)
     provenance = {name: value for name, value in provenance.items() if name in ("family", "checkpoint_sha256", "spec")}
     notes = ("no --tokens: bounds hold for any tokens, and are loose by what nothing is known of",)
@@ -183,9 +183,10 @@ def of_weights(
 
     one = spec.alone
     _check(one, given, length)
-    norm = sum(float(weights[name].norm(dim=1).max()) for name in weights if name.startswith("embed."))
+    norm = measure.embedded(spec, weights)
     for layer in range(max(layers) + 1):
-        own = {name.replace(f"blocks.{layer}.", "blocks.0."): weight.double() for name, weight in weights.items()}
+        mine = f"blocks.{spec.owner(layer)}."
+        own = {name.replace(mine, "blocks.0."): weight.double() for name, weight in weights.items()}
         aim = known.target_norm(one, length, target, norm)
         certain = {"input.norm": norm, "input.spread": norm, "target.norm": aim}
         certain |= {name: sqrt(spec.norm_eps) for name in known.names(one) if name.endswith(".scale")}

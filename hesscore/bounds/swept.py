@@ -75,9 +75,9 @@ def swept(curvature: Curvature, spec: Spec) -> dict[Pair, Bound]:
 
 def kept(spec: Spec, tokens: int, length: int) -> int:
     """Numbers in memory, about: how the parameter with most outputs moves whatever comes after it."""
-    outputs = max(spec.d_ff, spec.heads * spec.d_model)
-    if spec.positions == "rotary":
-        outputs = max(outputs, spec.d_model * spec.groups * spec.head_dim)
+    outputs = max(spec.d_ff, spec.heads * max(spec.d_model, spec.head_width))
+    if spec.rotated:
+        outputs = max(outputs, spec.d_model * spec.groups * spec.head_width)
     hidden = (6 if spec.gated else 4) * spec.d_ff
     return outputs * tokens * (5 * spec.heads * length + hidden + 14 * spec.d_model)
 
@@ -163,7 +163,7 @@ def _motions(point: Point, name: str, spec: Spec) -> Iterator[Motion]:
 
     scores, mix = (graph.index[f"blocks.0.attn.{name}"] for name in ("scores", "mix"))
     mixed = {"blocks.0.attn.k.weight": scores, "blocks.0.attn.v.weight": mix}.get(name)
-    rotated = mixed == scores and spec.positions == "rotary"
+    rotated = mixed == scores and spec.rotated > 0
     after: Set[int] = set() if mixed is None else graph.downstream({mixed})
     seen = x if mixed is None or rotated else x - x.mean(1, keepdim=True)  # by centred keys and values
     yield Motion(targets - after, output, token_wise(unit(weight.shape[1])), seen.flatten(0, 1)[:, None, None])
@@ -172,11 +172,11 @@ def _motions(point: Point, name: str, spec: Spec) -> Iterator[Motion]:
     elif mixed == scores:
         queries = point.kept[scores][0]
         heads = unit(*queries.shape[2:4])
-        seeds = torch.einsum("hgq,bjd->hdbgqj", heads, spec.head_dim**-0.5 * x).flatten(0, 1).unsqueeze(-2)
+        seeds = torch.einsum("hgq,bjd->hdbgqj", heads, spec.head_width**-0.5 * x).flatten(0, 1).unsqueeze(-2)
         yield Motion(targets & after, scores, seeds.expand(*seeds.shape[:-2], length, length), queries.flatten(0, 1))
     elif mixed == mix:
         means = torch.einsum("bgqij,bjd->bigqd", point.kept[mix][0], x).flatten(0, 1)
-        yield Motion(targets & after, mix, token_wise(unit(*means.shape[1:3], spec.head_dim)), means)
+        yield Motion(targets & after, mix, token_wise(unit(*means.shape[1:3], spec.head_width)), means)
 
 
 @singledispatch

@@ -99,9 +99,11 @@ def count(spec: Spec) -> int:
 
 
 def blocks_of(spec: Spec) -> list[str]:
-    """The parameters that get rows, in the order of a block: all matrices, and the gains of the norms."""
+    """The parameters that get rows, in the order of a block: all matrices, and all gains."""
     attention = [part for part in weights(spec) if part.startswith("attn.")]
     hidden = [part for part in weights(spec) if part.startswith("mlp.")]
+    if spec.layer_scale:
+        attention, hidden = [*attention, "scale1"], [*hidden, "scale2"] if hidden else []
     first, second = ["norm1"], ["norm2"] if spec.d_ff else []
     if spec.norm == "none":
         first, second = [], []

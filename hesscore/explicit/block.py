@@ -62,7 +62,9 @@ def block_jacobian(point: Point, spec: Spec, node: str, parts: Collection[str] |
         return tokens(moved)
 
     for piece in pieces.at(point):
-        if piece.entry not in before or (piece.entry == target and spec.bias):  # a bias is added after the entry
+        if piece.entry not in before or (
+            piece.entry == target and len(piece.names) > 1
+        ):  # a bias is added after the entry
             whole.update(piece.names)
         else:
             factors.append(Factor(piece.place, piece.features, maps(piece.entry, piece.seeds)))

@@ -9,7 +9,7 @@ through one node, its *entry*, and its gradient is ``sum_n phi_n (x) delta_n``:
 | V, per head | the mixed values | ``E_n[x]`` under the attention row of the token | that of the entry |
 | K, per head | the scores | the query ``q_n``, at W_K's output index | W_K's input index, through ``x_j / sqrt(d_k)`` |
 
-Gains and shifts of norms, and keys that are rotated, have no such form.
+Gains and shifts, and keys that are rotated, have no such form.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Pieces:
         self.graph, self.spec = graph, spec
         self.start: dict[str, int] = {}
         self.size = 0
-        own = {name: _part(name) for name in graph.parameters if name.startswith("blocks.0.")}
+        own = {name: part_of(name) for name in graph.parameters if name.startswith("blocks.0.")}
         if unknown := set(parts or ()) - set(own.values()):
             raise UsageError(f"no part of the block with parameters is named {min(unknown)}")
         for name, part in own.items():
@@ -74,7 +74,7 @@ class Pieces:
     @property
     def others(self) -> list[str]:
         """The parameters that have no token-wise form."""
-        return [name for name in self.start if ".norm" in name or (self._rotated and ".attn.k." in name)]
+        return [name for name in self.start if not token_wise(part_of(name), self.spec)]
 
     def whole(self, name: str) -> Place:
         """A parameter as one feature, whose outputs are all of its entries."""
@@ -84,7 +84,7 @@ class Pieces:
         """In the order of the graph."""
         spec = self.spec
         by_head = {"attn.k": self._key, "attn.v": self._value}
-        if self._rotated:
+        if not token_wise("attn.k", spec):
             del by_head["attn.k"]
         if self._has("attn.q"):
             yield self._linear(point, "attn.q")
@@ -115,7 +115,7 @@ class Pieces:
         )
 
     def _key(self, point: Point, g: int, q: int) -> Piece:
-        entry, x, width = self._node("attn.scores"), self._input(point, "attn.k"), self.spec.head_dim
+        entry, x, width = self._node("attn.scores"), self._input(point, "attn.k"), self.spec.head_width
         queries, scale = point.kept[entry][0], width**-0.5
         batch, length, groups, heads, _ = queries.shape
         seeds = x.new_zeros(x.shape[-1], batch, groups, heads, length, length)
@@ -132,7 +132,7 @@ class Pieces:
         )
 
     def _value(self, point: Point, g: int, q: int) -> Piece:
-        entry, x, width = self._node("attn.mix"), self._input(point, "attn.v"), self.spec.head_dim
+        entry, x, width = self._node("attn.mix"), self._input(point, "attn.v"), self.spec.head_width
         weights = point.kept[entry][0]
         batch, groups, heads, length, _ = weights.shape
         seeds = x.new_zeros(width, batch, length, groups, heads, width)
@@ -148,12 +148,8 @@ class Pieces:
             turn=lambda moved: tokens(moved[:, :, g, q] @ x),
         )
 
-    @property
-    def _rotated(self) -> bool:
-        return self.spec.positions == "rotary"
-
     def _names(self, part: str) -> list[str]:
-        return [name for name in self.start if _part(name) == part]
+        return [name for name in self.start if part_of(name) == part]
 
     def _has(self, part: str) -> bool:
         return f"blocks.0.{part}.weight" in self.start
@@ -164,10 +160,15 @@ class Pieces:
     def _input(self, point: Point, part: str) -> Tensor:
         """What a weight multiplies, ``(B, L, p)``: with a 1 for the bias, which stands below the weight."""
         x: Tensor = point.kept[self._node(part)][0]
-        return pad(x, (0, 1), value=1.0) if self.spec.bias else x
+        return pad(x, (0, 1), value=1.0) if self.spec.biased(part) else x
 
 
-def _part(name: str) -> str:
+def token_wise(part: str, spec: Spec) -> bool:
+    """Whether the parameters of a part of the block, such as ``attn.q``, act on each token alone."""
+    return part.startswith(("attn.", "mlp.")) and not (part == "attn.k" and spec.rotated)
+
+
+def part_of(name: str) -> str:
     """``attn.q`` of ``blocks.0.attn.q.weight``."""
     return name.removeprefix("blocks.0.").rpartition(".")[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
+from hesscore.explicit.pieces import part_of, token_wise
 from hesscore.spec import Spec
 from hesscore.wiring.model import model
 
@@ -19,13 +20,8 @@ def kept(spec: Spec, parts: Collection[str], tokens: int, length: int) -> int:
     pieces = [piece for group in groups.values() for piece in group]
     maps = sum(m * sum(p + after for p, after in pieces[j:]) for j, (_, m) in enumerate(pieces))
     moved = max((m * _moved(spec, part, length) for part, group in groups.items() for _, m in group), default=0)
-    sizes = {
-        name: prod(shape)
-        for name, shape in model(spec).parameters.items()
-        if name.removeprefix("blocks.0.").rpartition(".")[0] in parts
-    }
-    rotated = spec.positions == "rotary"
-    rows = sum(size for name, size in sizes.items() if ".norm" in name or (rotated and ".attn.k." in name))
+    sizes = {name: prod(shape) for name, shape in model(spec).parameters.items() if part_of(name) in parts}
+    rows = sum(size for name, size in sizes.items() if not token_wise(part_of(name), spec))
     return tokens * (maps + moved) + rows * sum(sizes.values())
 
 
@@ -38,17 +34,21 @@ def _moved(spec: Spec, part: str, length: int) -> int:
 
 def _pieces(spec: Spec, parts: Collection[str]) -> dict[str, list[tuple[int, int]]]:
     """Features and outputs of each of ``hesscore.explicit.pieces``, in the order of the block."""
-    d, hidden, width, one = spec.d_model, spec.d_ff, spec.head_dim, int(spec.bias)
+    d, hidden, width = spec.d_model, spec.d_ff, spec.head_width
+
+    def seen(part: str) -> int:
+        return {"attn.o": spec.heads * width, "mlp.down": hidden}.get(part, d) + spec.biased(part)
+
     groups = {
-        "attn.q": [(d + one, spec.heads * width)],
-        "attn.k": [(width, d + one)] * spec.heads,
-        "attn.v": [(d + one, width)] * spec.heads,
-        "attn.o": [(d + one, d)],
-        "mlp.gate": [(d + one, hidden)],
-        "mlp.up": [(d + one, hidden)],
-        "mlp.down": [(hidden + one, d)],
+        "attn.q": [(seen("attn.q"), spec.heads * width)],
+        "attn.k": [(width, seen("attn.k"))] * spec.heads,
+        "attn.v": [(seen("attn.v"), width)] * spec.heads,
+        "attn.o": [(seen("attn.o"), d)],
+        "mlp.gate": [(seen("mlp.gate"), hidden)],
+        "mlp.up": [(seen("mlp.up"), hidden)],
+        "mlp.down": [(seen("mlp.down"), d)],
     }
-    if spec.positions == "rotary":
+    if not token_wise("attn.k", spec):
         del groups["attn.k"]
     if not spec.gated:
         del groups["mlp.gate"]

@@ -12,9 +12,11 @@ from torch import Generator, Tensor
 
 from hesscore.component import randn
 from hesscore.components.activation import ACTIVATIONS
+from hesscore.inputs.data import drawn
 from hesscore.spec import Spec
 from hesscore.wiring.block import BLOCKS
-from hesscore.wiring.model import inputs, parameters
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import parameters
 
 # The grid's axes: options by name, with the fields of a spec that they set.  The last is not one of the spec.
 AXES: tuple[dict[str, dict[str, Any]], ...] = (
@@ -23,11 +25,44 @@ AXES: tuple[dict[str, dict[str, Any]], ...] = (
     {name: {"activation": name} for name in ACTIVATIONS},
     {"": {}, "gated": {"gated": True}, "no FFN": {"d_ff": 0}},
     {"": {}, "bidirectional": {"causal": False}},
-    {"": {}, "no biases": {"bias": False}},
-    {"": {}, "learned": {"positions": "learned"}, "rotary": {"positions": "rotary"}},
+    {
+        "": {},
+        "no biases": {"bias": False},
+        "biases of q, k, v": {"bias": False, "qkv_bias": True},
+        "no biases of q, k, v": {"qkv_bias": False},
+    },
+    {
+        "": {},
+        "learned": {"positions": "learned"},
+        "learned from padding on": {"positions": "learned", "position_offset": 2},
+        "rotary": {"positions": "rotary"},
+        "partly rotary": {"positions": "rotary", "rotary_dim": 2, "head_dim": 3, "rotary_scale": 1.5},
+    },
     {"": {}, "2 heads": {"heads": 2}, "2/1 heads": {"heads": 2, "kv_heads": 1}},
-    {"": {}, "2 layers": {"layers": 2}, "4 layers": {"layers": 4}},
-    {"": {}, "tied": {"tied": True}, "squared error": {"vocab": None}},
+    {"": {}, "2 layers": {"layers": 2}, "4 layers": {"layers": 4}, "shared": {"layers": 4, "weight_sets": 2}},
+    {"": {}, "window": {"window": 2, "window_from": 1}},
+    {"": {}, "layer scale": {"layer_scale": True}},
+    {
+        "": {},
+        "segments": {"segments": 2},
+        "embedding norm": {"embed_norm": True},
+        "narrow embedding": {"d_embed": 3},
+        "images": {"vocab": None, "causal": False, "image_size": 2, "patch_size": 1, "channels": 2},
+        "class token": {"vocab": None, "causal": False, "image_size": 2, "patch_size": 1, "class_token": True},
+    },
+    {
+        "": {},
+        "tied": {"tied": True},
+        "head transform": {"head_transform": True, "head_bias": True},
+        "tied transform": {"head_transform": True, "tied": True, "head_bias": True},
+        "hidden": {"loss": "hidden"},
+        "classes of tokens": {"loss": "token", "labels": 3},
+        "classes": {"loss": "sequence", "labels": 3, "pooler": True},
+        "classes by the last": {"loss": "sequence", "labels": 3, "pool": "last"},
+        "classes by the mean": {"loss": "sequence", "labels": 3, "pool": "mean", "pooled_norm": True},
+        "numbers": {"loss": "regression", "labels": 2, "pool": "first_mean"},
+        "squared error": {"vocab": None},
+    },
     {"": {}, "padded": {}},
 )
 
@@ -62,12 +97,9 @@ def _spec(choice: Mapping[int, str]) -> Spec | None:
 
 def draw(spec: Spec, padded: bool, rng: Generator) -> dict[str, Tensor]:
     """Leaves off their initial values: every gain and every bias is its own."""
-    shape = spec.batch, spec.seq_len
-    if spec.vocab:
-        data, target = (torch.randint(spec.vocab, shape, generator=rng) for _ in range(2))
-    else:
-        data, target = (randn(rng, *shape, spec.d_model) for _ in range(2))
-    keep = torch.ones(shape, dtype=torch.bool)
+    data = drawn(spec, rng)
+    keep = torch.ones(spec.batch, spec.length, dtype=torch.bool)
     keep[0, -1] = not padded
+    segments = torch.randint(spec.segments or 1, keep.shape, generator=rng)
     weights = {name: value + 0.3 * randn(rng, *value.shape) for name, value in parameters(spec).items()}
-    return inputs(spec, data, target, keep) | weights
+    return inputs(spec, data.data, data.target, keep, segments=segments) | weights

@@ -5,73 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hesscore.components.add import Add
-from hesscore.components.cross_entropy import CrossEntropy
-from hesscore.components.embedding import Embedding
-from hesscore.components.product import Product
-from hesscore.components.squared_error import SquaredError
 from hesscore.graph import Graph
 from hesscore.spec import Spec
 from hesscore.wiring.block import BLOCKS
-from hesscore.wiring.parts import norm
-
-PER_SEQUENCE = ("input", "target", "tokens", "targets", "weights")
-"""The constants that have the batch for their first axis; the others are the same for every part of it."""
+from hesscore.wiring.embedding import embedding
+from hesscore.wiring.head import head
 
 
 def model(spec: Spec) -> Graph:
-    """The graph of ``spec``, ending in its loss; its constants are what ``inputs`` returns."""
-    g = Graph()
-    x = _embed(g, spec) if spec.vocab else g.constant("input")
+    """The graph of ``spec``, ending in its loss; its constants are what ``hesscore.wiring.inputs`` returns."""
+
+    def owner(name: str) -> str:
+        block, layer, rest = (*name.split(".", 2), "", "")[:3]
+        return f"{block}.{spec.owner(int(layer))}.{rest}" if block == "blocks" else name
+
+    g = Graph(owner)
+    x = embedding(g, spec) if spec.embeds else g.constant("input")
     for layer in range(spec.layers):
-        x = BLOCKS[spec.placement](g, f"blocks.{layer}", x, spec)
-    if spec.vocab is None:
-        g.apply("loss", SquaredError(), x, g.constant("target"), g.constant("weights"))
-        return g
-    if spec.placement != "post":
-        x = norm(g, "final_norm", x, spec)
-    table = g.index["embed.token.weight"] if spec.tied else g.parameter("head.weight", (spec.vocab, spec.d_model))
-    logits = g.apply("head", Product("bld,vd->blv"), x, table)
-    g.apply("loss", CrossEntropy(), logits, g.constant("targets"), g.constant("weights"))
+        x = BLOCKS[spec.placement](g, f"blocks.{layer}", x, spec, mask(spec, layer))
+    head(g, x, spec)
     return g
 
 
-def _embed(g: Graph, spec: Spec) -> int:
-    assert spec.vocab is not None
-    table = g.parameter("embed.token.weight", (spec.vocab, spec.d_model))
-    x = g.apply("embed.token", Embedding(), table, g.constant("tokens"))
-    if spec.positions == "learned":
-        table = g.parameter("embed.position.weight", (spec.seq_len, spec.d_model))
-        position = g.apply("embed.position", Embedding(), table, g.constant("positions"))
-        x = g.apply("embed.sum", Add(), x, position)
-    return x
-
-
-def inputs(
-    spec: Spec, data: Tensor, target: Tensor, keep: Tensor | None = None, weights: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The constants of ``model(spec)``.
-
-    ``data`` is token ids ``(B, L)`` and ``target`` ids with -100 where nothing is scored; without a vocabulary both are
-    activations ``(B, L, d)``.  ``keep (B, L)`` is false on padding, which no token attends to; ``weights (B, L)``
-    weigh the tokens in the loss (by default 1, and 0 on padding).
-    """
-    batch, length = data.shape[:2]
-    pairs = torch.ones(1, 1, 1, 1, length, dtype=torch.bool) if keep is None else keep[:, None, None, None, :]
-    if spec.causal:
-        pairs = pairs & torch.ones(length, length, dtype=torch.bool).tril()
-    if weights is None:
-        weights = torch.ones(batch, length, dtype=torch.float64) if keep is None else keep.double()
-    constants = {"mask": pairs, "weights": weights}
-    if spec.positions == "learned":
-        constants["positions"] = torch.arange(length)
-    if spec.positions == "rotary":
-        half = spec.head_dim // 2
-        frequency = spec.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-        constants |= {"rotary.cos": angle.cos(), "rotary.sin": angle.sin()}
-    names = ("input", "target") if spec.vocab is None else ("tokens", "targets")
-    return constants | dict(zip(names, (data, target), strict=True))
+def mask(spec: Spec, layer: int) -> str:
+    """The constant that says which pairs of tokens the attention of a layer allows."""
+    return "mask.window" if spec.window and layer >= spec.window_from else "mask"
 
 
 def parameters(spec: Spec, seed: int = 0) -> dict[str, Tensor]:

@@ -9,17 +9,19 @@ from hesscore.wiring.model import model
 
 
 def parameter_count(spec: Spec) -> int:
-    one, two = (
-        sum(map(prod, model(spec.model_copy(update={"layers": layers})).parameters.values())) for layers in (1, 2)
-    )
-    return one + (spec.layers - 1) * (two - one)
+    sizes = ({"layers": layers, "weight_sets": None} for layers in (1, 2))
+    one, two = (sum(map(prod, model(spec.model_copy(update=size)).parameters.values())) for size in sizes)
+    return one + ((spec.weight_sets or spec.layers) - 1) * (two - one)
 
 
 def kept(spec: Spec, length: int) -> int:
     """Numbers that stay in memory of a sequence of ``length`` tokens: its data, values and gradients."""
-    features = 14 * spec.d_model + 4 * spec.groups * spec.head_dim
+    d = spec.d_model
+    features = (14 if spec.layer_scale else 10) * d + 4 * (spec.heads + spec.groups) * spec.head_width
     hidden = (9 if spec.gated else 5) * spec.d_ff
     attention = 3 * spec.heads * length
     scales = 10
-    ends = 4 * spec.d_model + 3 * spec.vocab if spec.vocab else 2 * spec.d_model
-    return length * (spec.layers * (features + hidden + attention + scales) + ends)
+    before = 4 * d + 3 * (spec.d_embed or d) * spec.embed_norm if spec.embeds else 0
+    after = 2 * d if spec.outputs is None else 3 * spec.outputs + 6 * d * (spec.head_transform or spec.pools)
+    together = length if not spec.pools else 1
+    return length * (spec.layers * (features + hidden + attention + scales) + before) + together * after

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from hesscore.chain import Point
 from hesscore.checkpoints.nanogpt import NanoGPT, spec_of
-from hesscore.inputs import windows
-from hesscore.wiring.model import inputs, model
+from hesscore.inputs.tokens import windows
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 
 VOCABULARY = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 SCORED = 4096

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,7 @@ from torch import Tensor
 from hesscore import memory
 from hesscore.errors import InputError, UsageError
 from hesscore.files import File, examine, naming, short
-
-UNSCORED = -100
-"""The target of a position that is not scored."""
+from hesscore.inputs.data import UNSCORED, Data
 
 BYTES_PER_TOKEN = 100
 """At most, of memory: int64 ids, and what cuts them into windows, which are up to half padding."""
@@ -38,19 +35,6 @@ class Layout(NamedTuple):
     start: int
 
 
-@dataclass(frozen=True)
-class Data:
-    """What a causal model is scored on: ``tokens`` and next-token ``targets``, ``(W, L)`` each."""
-
-    tokens: Tensor
-    targets: Tensor
-    scored: int
-    """How many targets are not ``UNSCORED``."""
-    sha256: str
-    """Of the whole file."""
-    notes: list[str]
-
-
 def read_data(path: str | Path, vocab: int, length: int, max_tokens: int | None = None) -> Data:
     """Read a token file in windows of ``length``, scoring the first ``max_tokens`` next tokens."""
     if max_tokens is not None and max_tokens < 1:
@@ -63,8 +47,8 @@ def read_data(path: str | Path, vocab: int, length: int, max_tokens: int | None 
         ids = _ids(_enough(stored, scored))
         check_vocabulary(ids, vocab)
         tokens, targets = cut(*windows(ids, length), scored)
-        notes = [f"only the first {scored} of {total} tokens are scored"] if scored < total else []
-        return Data(tokens, targets, scored, file.sha256(), notes)
+        notes = (f"only the first {scored} of {total} tokens are scored",) if scored < total else ()
+        return Data(tokens, targets, sha256=file.sha256(), notes=notes)
 
 
 def read_tokens(path: str | Path) -> Tensor:

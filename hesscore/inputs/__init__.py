@@ -1,0 +1,1 @@
+"""What a model is scored on: read from files, or drawn."""
