@@ -7,9 +7,11 @@ import torch
 
 from hesscore.chain import Point
 from hesscore.checkpoints import load
+from hesscore.checkpoints.family import Family
 from hesscore.checkpoints.nanogpt import NanoGPT
 from hesscore.errors import InputError
-from hesscore.wiring.model import inputs, model
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model
 from tests import reference_nanogpt
 
 ARGS = {
@@ -23,7 +25,10 @@ ARGS = {
 }
 TOKENS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 4, 5, 6]])
 TARGETS = torch.tensor([[4, 4, 0, 9, 10, 3], [2, 3, 4, 5, 6, -100]])
-UNKNOWN = "of no known family: only nanoGPT (model and model_args) so far; its keys are"
+UNKNOWN = "of no known family: only {} so far; its keys are".format(
+    "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
+)
+NO_CONFIG = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
 RESAVE = "torch.save only dense tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
 
 

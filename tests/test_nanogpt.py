@@ -121,8 +121,8 @@ def test_every_leaf_is_a_view_of_its_place(tmp_path):
     assert checkpoint.tensors["blocks.1.mlp.up.weight"] == "transformer.h.1.mlp.c_fc.weight"
 
 
-def test_views_cover_every_number_of_the_tensors_once():
-    spec = NanoGPT().weights({"model": state_dict(ARGS), "model_args": ARGS}, 10**6).spec
+def test_views_cover_every_number_of_the_tensors_once(tmp_path):
+    spec = load(saved(tmp_path, state_dict(ARGS))).spec
     counts = {name: torch.zeros(shape) for name, shape in NanoGPT().shapes(spec).items()}
     for view in NanoGPT().views(counts, spec).values():
         view += 1
@@ -192,4 +192,4 @@ def test_harmless_numpy_scalars_are_read(tmp_path):
 
 
 def test_a_family_registers_by_being_defined():
-    assert {name: type(family) for name, family in Family.registry.items()} == {"nanoGPT": NanoGPT}
+    assert type(Family.registry["nanoGPT"]) is NanoGPT

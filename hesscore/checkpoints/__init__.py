@@ -11,7 +11,8 @@ from hesscore.checkpoints.family import Checkpoint, Family
 from hesscore.checkpoints.reading import read
 from hesscore.checkpoints.tensors import listed
 from hesscore.errors import InputError
-from hesscore.files import examine, naming
+from hesscore.files import naming
+from hesscore.spec import Loss
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -19,17 +20,16 @@ for _module in iter_modules(__path__):
 __all__ = ["Checkpoint", "load"]
 
 
-def load(path: str | Path) -> Checkpoint:
-    """Read a checkpoint of any known family.
+def load(path: str | Path, loss: Loss | None = None) -> Checkpoint:
+    """Read a checkpoint of any known family, to be scored by ``loss``, or by the head that it has.
 
     Nothing in the file is executed, and nothing is made up for what it lacks: whatever is wrong with it is an
     ``InputError`` of one line.
     """
     with naming(path):
-        file = examine(path)
-        content = read(file)
+        stored = read(path)
         for family in Family.registry.values():
-            if family.recognises(content):
-                return family.checkpoint(content, file)
+            if family.recognises(map(family.own, stored.tensors), stored):
+                return family.checkpoint(stored, loss)
         known = "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
-        raise InputError(f"of no known family: only {known} so far; its keys are {listed(content)}")
+        raise InputError(f"of no known family: only {known} so far; its keys are {listed(stored.tensors)}")

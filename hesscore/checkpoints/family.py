@@ -2,66 +2,108 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hesscore.checkpoints.tensors import check_finite, check_names, check_shape
-from hesscore.files import File
-from hesscore.spec import Spec
+from hesscore.checkpoints.places import Place
+from hesscore.checkpoints.reading import Stored
+from hesscore.checkpoints.tensors import check_finite, check_float, check_memory, check_names, check_shape, listed
+from hesscore.errors import InputError, UsageError
+from hesscore.spec import Loss, Spec
 from hesscore.wiring.model import model
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a leaf lies in a file: in which tensor, transposed or not, at which output features if fused."""
-
-    name: str
-    transposed: bool = False
-    features: range | None = None
-
-    def view(self, tensor: Tensor) -> Tensor:
-        """The leaf, in our layout (linear weights are ``(in, out)``), as a view of the file's tensor."""
-        turned = tensor.T if self.transposed else tensor
-        return turned if self.features is None else turned[..., self.features.start : self.features.stop]
-
-    def shape(self, leaf: tuple[int, ...]) -> tuple[int, ...]:
-        """The least shape of the file's tensor that holds a leaf of this shape here."""
-        whole = leaf if self.features is None else (*leaf[:-1], self.features.stop)
-        return whole[::-1] if self.transposed else whole
-
-    def __str__(self) -> str:
-        return self.name + (f"[{self.features.start}:{self.features.stop}]" if self.features else "")
+WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
+"""What torch.compile and DistributedDataParallel put before names, at any depth."""
 
 
-@dataclass(frozen=True)
-class Weights:
-    """What a family finds in a file: tensors by the family's own names, and the spec that they follow."""
+class Head(NamedTuple):
+    """A head that a file may have."""
 
-    spec: Spec
-    tensors: Mapping[str, Tensor]
+    loss: Loss
+    weight: str
+    """The name of its last weight, ``(outputs, width)``."""
+    tensors: str
+    """A pattern of the names of all of its tensors, and of none of the body's."""
+
+
+@dataclass
+class Content:
+    """What a family makes a model of.  What it does not use it leaves out, saying why."""
+
+    tensors: dict[str, Tensor]
+    """By the family's own names."""
     stored_as: Mapping[str, str]
-    """The key of each tensor in the file, wrapper prefixes included."""
+    """The key of each tensor in the file."""
+    stored: Stored
+    loss: Loss | None
+    """What was asked for."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Keys in the file of tensors that are not analysed, and why."""
     notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, pattern: str, why: str) -> None:
+        """Drop the tensors whose whole name matches."""
+        for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
+            del self.tensors[name]
+            self.left_out[self.stored_as[name]] = why
+
+    def tied(self, head: str, table: str, asked: bool = True) -> bool:
+        """Whether the head is the token table: it is ``asked`` to be, and absent or equal, and then left out."""
+        if not asked or head not in self.tensors:
+            return asked
+        if table in self.tensors and not same_values(self.tensors[head], self.tensors[table]):
+            self.notes.append(f"{self.stored_as[head]} differs from {self.stored_as[table]}: the head is not tied")
+            return False
+        self.leave_out(re.escape(head), f"tied: it is {self.stored_as.get(table, table)}")
+        return True
+
+    def head(
+        self, heads: Sequence[Head], classifies: Callable[[int], Loss] = lambda labels: "sequence"
+    ) -> tuple[Loss, int | None]:
+        """What is scored, and how many classes or numbers there are: by the head asked for, or the first one there.
+
+        ``classifies`` tells the loss of a head of ``sequence`` from its number of outputs.  The other heads are left
+        out.  ``hidden`` needs none.
+        """
+        found: dict[Loss, Head] = {}
+        for head in heads:
+            if head.weight in self.tensors:
+                loss = classifies(len(self.tensors[head.weight])) if head.loss == "sequence" else head.loss
+                found[loss] = head
+        there: list[Loss] = [*found, "hidden"]
+        chosen = self.loss or there[0]
+        if chosen not in there:
+            raise UsageError(f"--loss {chosen}: the file has no head for it; it can be scored by {', '.join(there)}")
+        for loss, head in found.items():
+            if loss != chosen:
+                self.leave_out(head.tensors, f"of the head for {loss}, which is not scored")
+        words = chosen in ("hidden", "causal_lm", "masked_lm")
+        return chosen, None if words else len(self.tensors[found[chosen].weight])
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A trained model.
 
-    ``parameters`` holds every leaf of ``wiring.model.model(spec)`` in the wiring's layout: a view of a tensor
-    in the file, in its dtype.  ``tensors`` says which one, and which part of it (``c_attn.weight[0:64]``);
-    ``notes`` say what a reader of the results should know.
+    ``parameters`` holds every leaf of ``wiring.model.model(spec)`` in the wiring's layout, in the file's dtype: a view
+    of a tensor in the file wherever that can be.  ``tensors`` says which one, and which part of it
+    (``c_attn.weight[0:64]``); ``left_out`` says why other tensors of the file are not there; ``notes`` say what a
+    reader of the results should know.
     """
 
     family: str
     spec: Spec
     parameters: dict[str, Tensor]
     tensors: dict[str, str]
+    left_out: dict[str, str]
+    folder: Path
     sha256: str
     notes: list[str]
 
@@ -72,57 +114,89 @@ class Family(ABC):
     name: ClassVar[str]
     marks: ClassVar[str]
     """What a file of this family holds, for the message about a file of no known family."""
+    bases: ClassVar[tuple[str, ...]] = ()
+    """What stands before the names of the body where a head stands beside it, as ``bert.``; some files lack it."""
 
     registry: ClassVar[dict[str, Family]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Family.registry[cls.name] = cls()
+        if "name" in cls.__dict__:
+            Family.registry[cls.name] = cls()
 
     @abstractmethod
-    def recognises(self, content: Mapping[Any, Any]) -> bool:
-        """Whether a file with this content is meant for this family, sound or not."""
+    def recognises(self, names: Iterable[str], stored: Stored) -> bool:
+        """Whether a file with these ``names``, as the family calls them, is meant for it, sound or not."""
 
     @abstractmethod
-    def weights(self, content: Mapping[Any, Any], size: int) -> Weights:
-        """Take the weights from a file's content; ``size`` is the file's, in bytes."""
+    def spec(self, content: Content) -> Spec:
+        """The architecture.  Afterwards ``content`` has no tensor but those of ``places``, if the file is sound."""
 
     @abstractmethod
     def places(self, spec: Spec) -> dict[str, Place]:
         """Where each leaf of ``model(spec)`` lies."""
 
-    def views(self, tensors: Mapping[str, Tensor], spec: Spec) -> dict[str, Tensor]:
-        """Every leaf of ``model(spec)`` as a view of ``tensors``: writing to a leaf writes to the tensor.
+    def own(self, key: str) -> str:
+        """What the family calls a tensor with this key in a file."""
+        name = WRAPPERS.sub("", key)
+        while base := next((base for base in ("model.", *self.bases) if name.startswith(base)), None):
+            name = name.removeprefix(base)
+        return name
 
-        ``tensors`` are weights, gradients or an optimizer's moments, by the family's names.
+    def views(self, tensors: Mapping[str, Tensor], spec: Spec) -> dict[str, Tensor]:
+        """Every leaf of ``model(spec)`` out of ``tensors``: weights, gradients or moments, by the family's names.
+
+        They are views, but for parts that are interleaved.
         """
-        return {leaf: place.view(tensors[place.name]) for leaf, place in self.places(spec).items()}
+        return {leaf: place.take(tensors[place.name]) for leaf, place in self.places(spec).items()}
 
     def shapes(self, spec: Spec) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor that a file of ``spec`` holds, by the family's names."""
-        leaves = model(spec).parameters
-        # The parts of a fused tensor come in order, so the last one gives its shape.
-        return {place.name: place.shape(leaves[leaf]) for leaf, place in self.places(spec).items()}
+        return {place.name: place.shape for place in self.places(spec).values()}
 
-    def checkpoint(self, content: Mapping[Any, Any], file: File) -> Checkpoint:
-        """The model in a file's content; ``InputError`` if it is not exactly what its spec asks for."""
-        found = self.weights(content, file.size)
-        places, shapes = self.places(found.spec), self.shapes(found.spec)
-        check_names(found.tensors, shapes)
+    def checkpoint(self, stored: Stored, loss: Loss | None = None) -> Checkpoint:
+        """The model in a file; ``InputError`` if it is not exactly what its architecture asks for."""
+        content = self.content(stored, loss)
+        spec = self.spec(content)
+        places = self.places(spec)
+        assert set(places) == set(model(spec).parameters)
+        shapes, tensors, stored_as = self.shapes(spec), content.tensors, content.stored_as
+        check_names(tensors, shapes)
+        check_memory({stored_as[name]: tensor for name, tensor in tensors.items()}, stored.size)
         for name, shape in shapes.items():
-            check_shape(found.stored_as[name], found.tensors[name], shape)
+            check_float(stored_as[name], tensors[name])
+            check_shape(stored_as[name], tensors[name], shape)
         for name in shapes:
-            check_finite(found.stored_as[name], found.tensors[name])
-        kinds = {tensor.dtype for tensor in found.tensors.values()} & {torch.float16, torch.bfloat16}
+            check_finite(stored_as[name], tensors[name])
+        kinds = {tensor.dtype for tensor in tensors.values()} & {torch.float16, torch.bfloat16}
         stored_in = sorted(str(kind).removeprefix("torch.") for kind in kinds)
         return Checkpoint(
             family=self.name,
-            spec=found.spec,
-            parameters=self.views(found.tensors, found.spec),
-            tensors={
-                leaf: str(Place(found.stored_as[place.name], place.transposed, place.features))
-                for leaf, place in places.items()
-            },
-            sha256=file.sha256(),
-            notes=[*found.notes, *(f"weights stored in {kind}" for kind in stored_in)],
+            spec=spec,
+            parameters=self.views(tensors, spec),
+            tensors={leaf: stored_as[place.name] + place.part for leaf, place in places.items()},
+            left_out=content.left_out,
+            folder=stored.folder,
+            sha256=stored.file.sha256(),
+            notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in)],
         )
+
+    def content(self, stored: Stored, loss: Loss | None = None) -> Content:
+        """The tensors by the family's names; ``InputError`` if two have one."""
+        stored_as: dict[str, str] = {}
+        for key in stored.tensors:
+            name = self.own(key)
+            if name in stored_as:
+                raise InputError(f"{listed([stored_as[name], key])} are two tensors for one place: keep one")
+            stored_as[name] = key
+        tensors = {name: stored.tensors[key] for name, key in stored_as.items()}
+        return Content(tensors, stored_as, stored, loss)
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and (a.is_set_to(b) or torch.equal(a, b))
+
+
+def numbered(names: Iterable[str], pattern: str) -> int:
+    """How many blocks the names number: ``pattern`` has their number for its group."""
+    return len({found[1] for name in names if (found := re.match(pattern, name))})

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from hesscore.checkpoints.family import Family, Place, Weights
-from hesscore.checkpoints.tensors import check_float, check_memory, listed, plain, tensors_in
+from hesscore.checkpoints.family import Content, Family, Head, numbered
+from hesscore.checkpoints.places import Place, fused, turned, whole
+from hesscore.checkpoints.reading import Stored
+from hesscore.checkpoints.tensors import listed, plain
 from hesscore.errors import InputError
 from hesscore.files import short
-from hesscore.spec import Spec
+from hesscore.spec import Loss, Spec
 from hesscore.wiring.model import model
 
 MODULES = {
@@ -29,10 +30,8 @@ MODULES = {
     "mlp.down": "mlp.c_proj",
 }
 FUSED = ("attn.q", "attn.k", "attn.v")
+MASK = "a buffer: the causal mask, no parameter"
 TABLE, HEAD = "transformer.wte.weight", "lm_head.weight"
-
-WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|model)\.")
-"""What torch.compile, DistributedDataParallel and modules around the model put before names, in any order."""
 
 _SIZE = (int | np.integer, "a whole number", 1, 2**31 - 1)
 ARGS: dict[str, tuple[Any, str, int, int]] = {
@@ -53,40 +52,29 @@ class NanoGPT(Family):
     name = "nanoGPT"
     marks = "model and model_args"
 
-    def recognises(self, content: Mapping[Any, Any]) -> bool:
-        return "model_args" in content
+    def recognises(self, names: Iterable[str], stored: Stored) -> bool:
+        return "model_args" in stored.beside
 
-    def weights(self, content: Mapping[Any, Any], size: int) -> Weights:
-        args = check_args(content["model_args"])
-        if not isinstance(content.get("model"), dict):
-            raise InputError("has no dictionary of tensors under model: put model.state_dict() there")
-        tensors, stored_as = unwrapped(tensors_in(content["model"]))
-        head, table = tensors.get(HEAD), tensors.get(TABLE)
-        if head is not None and table is not None and same_memory(head, table):
-            del tensors[HEAD]
-        check_memory(tensors, size)
-        tensors = without_masks(tensors, args["block_size"])
-        for name, tensor in tensors.items():
-            check_float(stored_as[name], tensor)
-        blocks = {name.split(".")[2] for name in tensors if re.match(r"transformer\.h\.\d+\.", name)}
-        if len(blocks) != args["n_layer"]:
-            raise InputError(f"model_args say n_layer {args['n_layer']}, but there are {len(blocks)} blocks")
+    def own(self, key: str) -> str:
+        return re.sub(r"(?:^|(?<=\.))model\.", "", super().own(key))
 
-        notes = []
+    def spec(self, content: Content) -> Spec:
+        args = check_args(content.stored.beside["model_args"])
+        without_masks(content, args["block_size"])
+        count = numbered(content.tensors, r"transformer\.h\.(\d+)\.")
+        if count != args["n_layer"]:
+            raise InputError(f"model_args say n_layer {args['n_layer']}, but there are {count} blocks")
         if args["dropout"]:
-            notes.append(f"trained with dropout {args['dropout']:g}, which is off here")
-        if HEAD in tensors and TABLE in tensors:
-            if same_values(tensors[HEAD], tensors[TABLE]):
-                del tensors[HEAD]
-            else:
-                notes.append(f"{HEAD} differs from {TABLE}: the head is not tied")
-        return Weights(spec_of(args, tied=HEAD not in tensors), tensors, stored_as, notes)
+            content.notes.append(f"trained with dropout {args['dropout']:g}, which is off here")
+        tied = content.tied(HEAD, TABLE)
+        loss, _ = content.head([Head("causal_lm", TABLE if tied else HEAD, re.escape(HEAD))])
+        return spec_of(args, tied, loss)
 
     def places(self, spec: Spec) -> dict[str, Place]:
-        return {leaf: place(leaf, spec.d_model) for leaf in model(spec).parameters}
+        return {leaf: place(leaf, shape) for leaf, shape in model(spec).parameters.items()}
 
 
-def spec_of(args: Mapping[str, Any], tied: bool) -> Spec:
+def spec_of(args: Mapping[str, Any], tied: bool, loss: Loss = "causal_lm") -> Spec:
     """The architecture that ``model_args`` stand for."""
     return Spec(
         d_model=args["n_embd"],
@@ -101,23 +89,23 @@ def spec_of(args: Mapping[str, Any], tied: bool) -> Spec:
         activation="gelu",
         bias=args["bias"],
         positions="learned",
-        tied=tied,
+        loss=loss,
+        tied=tied and loss == "causal_lm",
         seq_len=args["block_size"],
     )
 
 
-def place(leaf: str, d: int) -> Place:
+def place(leaf: str, shape: tuple[int, ...]) -> Place:
     """``blocks.0.attn.k.bias``, say, lies in ``transformer.h.0.attn.c_attn.bias[d:2d]``."""
     module, _, kind = leaf.rpartition(".")
     block, part = "", module
     if module.startswith("blocks."):
         _, layer, part = module.split(".", 2)
         block = f"transformer.h.{layer}."
-    transposed = kind == "weight" and part.startswith(("attn.", "mlp."))  # nn.Linear keeps (out, in)
     if part in FUSED:
-        start = FUSED.index(part) * d
-        return Place(f"{block}attn.c_attn.{kind}", transposed, range(start, start + d))
-    return Place(f"{block}{MODULES[part]}.{kind}", transposed)
+        return fused(f"{block}attn.c_attn.{kind}", shape, FUSED.index(part), len(FUSED))
+    name, linear = f"{block}{MODULES[part]}.{kind}", part.startswith(("attn.", "mlp."))
+    return turned(name, shape) if linear and kind == "weight" else whole(name, shape)
 
 
 def check_args(args: object) -> dict[str, Any]:
@@ -143,36 +131,15 @@ def check_args(args: object) -> dict[str, Any]:
     return args
 
 
-def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by nanoGPT's own names, and the key of each in the file."""
-    stored_as: dict[str, str] = {}
-    for key in state:
-        name = WRAPPERS.sub("", key)
-        if name in stored_as:
-            raise InputError(f"{listed([stored_as[name], key])} are two tensors for one place: keep one")
-        stored_as[name] = key
-    return {name: state[key] for name, key in stored_as.items()}, stored_as
-
-
-def without_masks(tensors: Mapping[str, Tensor], block_size: int) -> dict[str, Tensor]:
+def without_masks(content: Content, block_size: int) -> None:
     """Leave out the buffers of older files: the causal mask, and the score of what it masks.
 
     Their names could be a parameter's, so it takes shape and value to tell that they are not.
     """
-    kept = dict(tensors)
-    for name, tensor in tensors.items():
+    for name, tensor in list(content.tensors.items()):
         if name.endswith(".attn.bias") and tensor.shape == (1, 1, block_size, block_size):
             if not torch.equal(tensor[0, 0] != 0, torch.ones(tensor.shape[2:]).tril() != 0):
                 raise InputError(f"{short(name)} is not the causal mask, so this is not nanoGPT's attention")
-            del kept[name]
+            content.leave_out(re.escape(name), MASK)
         elif name.endswith(".attn.masked_bias") and tensor.shape == ():
-            del kept[name]
-    return kept
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.is_set_to(b)
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
+            content.leave_out(re.escape(name), MASK)

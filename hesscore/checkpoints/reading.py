@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import IO, Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hesscore.checkpoints.pickles import RESAVE, Made, scan
-from hesscore.checkpoints.tensors import plain
+from hesscore.checkpoints.tensors import check_memory, distinct, plain, tensors_in
 from hesscore.errors import InputError
-from hesscore.files import File, short
+from hesscore.files import File, examine, short
 
 _SCALAR = np.float64(0).__reduce__()[0]
 _DTYPES = (np.float16, np.float32, np.float64, np.int32, np.int64, np.bool_)
@@ -33,7 +36,36 @@ LEGACY = b"".join(
 """How files of torch.save began before they were zip archives: with five pickles, these the first two."""
 
 
-def read(file: File) -> dict[Any, Any]:
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint holds, before anything is made of it."""
+
+    tensors: dict[str, Tensor]
+    """By their keys in the file."""
+    config: dict[str, Any] | None
+    """``config.json`` of the folder, or beside the file."""
+    beside: dict[Any, Any]
+    """What stood beside the tensors in a file of torch.save."""
+    folder: Path
+    size: int
+    """Bytes of the weights' files."""
+    file: File
+    notes: list[str]
+
+
+def read(path: str | Path) -> Stored:
+    """All that a checkpoint holds."""
+    file = examine(path)
+    content = content_of(file)
+    state = content.get("model") if "model_args" in content else content.pop("model", content)
+    if not isinstance(state, dict):
+        raise InputError("has no dictionary of tensors under model: put model.state_dict() there")
+    tensors = tensors_in(state)
+    check_memory(distinct(tensors), file.size)
+    return Stored(tensors, None, content, file.path.parent, file.size, file, [])
+
+
+def content_of(file: File) -> dict[Any, Any]:
     """The dictionary that ``torch.save`` put into a file, on the CPU; ``InputError`` for anything else.
 
     Time and memory are linear in the size of the file, whatever it holds.

@@ -51,6 +51,15 @@ def check_memory(tensors: Mapping[str, Tensor], size: int) -> None:
         raise InputError(f"its tensors are {taken.total()} bytes, the file only {size}: save it again, whole")
 
 
+def distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor once: two names may have one, as a head that is tied."""
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride()
+        first.setdefault((*memory, tensor.shape, tensor.dtype), name)
+    return {name: tensors[name] for name in first.values()}
+
+
 def check_names(found: Iterable[str], expected: Iterable[str]) -> None:
     """Refuse missing and unexpected tensors, naming some."""
     there, wanted = dict.fromkeys(found), dict.fromkeys(expected)

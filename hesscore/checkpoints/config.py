@@ -1,0 +1,77 @@
+"""``config.json`` of transformers: what it says of the architecture is honoured or refused, never passed over."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from hesscore import spec
+from hesscore.checkpoints.reading import Stored
+from hesscore.errors import InputError, UsageError
+from hesscore.fields import validated
+from hesscore.files import short
+
+ACTIVATIONS: dict[str, spec.Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""Ours, by their names in transformers."""
+
+
+def _ours(name: object) -> spec.Activation:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ValueError(f"{short(name)} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+Activation = Annotated[spec.Activation, BeforeValidator(_ours)]
+
+
+class Config(BaseModel):
+    """The fields that say how a model is built, with the defaults that transformers has for them.
+
+    A subclass lists every field of its models that has a say in what they compute without dropout: those that we do
+    not compute with their one value that we do, as ``Literal``.  Fields that are not listed have none.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    problem_type: Literal["regression", "single_label_classification"] | None = None
+
+    def classifies(self, labels: int) -> spec.Loss:
+        """What a head of a sequence with so many outputs is scored by."""
+        kind = self.problem_type or ("regression" if labels == 1 else "single_label_classification")
+        return "regression" if kind == "regression" else "sequence"
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def config_of(stored: Stored, kind: type[AnyConfig], types: tuple[str, ...]) -> AnyConfig:
+    """The fields of a file's ``config.json``; ``InputError`` if it is missing, wrong, or of other ``model_type``s."""
+    fields: dict[str, Any] | None = stored.config
+    if fields is None:
+        raise InputError(
+            "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
+        )
+    model_type = fields.get("model_type")
+    if model_type is not None and model_type not in types:
+        of = ", ".join(types)
+        raise InputError(f"config.json: model_type {short(model_type)} is not supported; with such tensors {of} is")
+    if fields.get("auto_map"):
+        raise InputError("config.json: auto_map names code of its own, so what the model computes is not known")
+    try:
+        return validated(kind, fields)
+    except UsageError as error:
+        raise InputError(f"config.json: {error}") from error
