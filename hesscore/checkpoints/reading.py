@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -55,11 +56,20 @@ class Stored:
 
 def read(path: str | Path) -> Stored:
     """All that a checkpoint holds."""
+    path = Path(path)
+    if path.is_dir():
+        from safetensors.torch import load_file
+
+        file = examine(path / "model.safetensors")
+        config = json.loads((path / "config.json").read_text())
+        return Stored(load_file(file.path), config, {}, path, file.size, file, [])
     file = examine(path)
     content = content_of(file)
     state = content.get("model") if "model_args" in content else content.pop("model", content)
     if not isinstance(state, dict):
         raise InputError("has no dictionary of tensors under model: put model.state_dict() there")
+    if state is content:
+        state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
     tensors = tensors_in(state)
     check_memory(distinct(tensors), file.size)
     return Stored(tensors, None, content, file.path.parent, file.size, file, [])

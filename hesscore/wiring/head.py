@@ -30,13 +30,13 @@ def head(g: Graph, x: int, spec: Spec) -> int:
 
 def _pooled(g: Graph, x: int, spec: Spec) -> tuple[int, int]:
     """One token for each sequence, of a width that is returned: the constant ``pool`` weighs those it is made of."""
-    x = g.apply("pool", Product("bld,bpl->bpd"), x, g.constant("pool"))
+    x = g.apply("pooled", Product("bld,bpl->bpd"), x, g.constant("pool"))
     if spec.ends_normed and spec.pooled_norm:
         x = norm(g, "final_norm", x, spec)
     together = 2 if spec.pool == "first_mean" else 1
     width = together * spec.d_model
     if together > 1:
-        x = g.apply("pool.join", Reshape((together, spec.d_model), (1, width)), x)
+        x = g.apply("pooled.join", Reshape((together, spec.d_model), (1, width)), x)
     if spec.pooler:
         x = linear(g, "pooler", x, width, spec.d_model, spec.bias)
         x, width = g.apply("pooler.activation", Activation("tanh"), x), spec.d_model

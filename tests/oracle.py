@@ -1,0 +1,88 @@
+"""Models of transformers to measure adapters against, in float64 and with eager attention."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hesscore.chain import Point
+from hesscore.checkpoints import load
+from hesscore.checkpoints.family import Family
+from hesscore.curvature import Batch, Curvature
+from hesscore.inputs.arrays import of_arrays
+from hesscore.wiring.inputs import inputs
+from hesscore.wiring.model import model as wired
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@contextmanager
+def in_double():
+    """All of transformers in float64: norms, softmax and rotary angles are in float32 by name there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield
+
+
+def made(kind, config, seed=0):
+    """A seeded model of transformers in which every gain and every bias is its own."""
+    config._attn_implementation = "eager"
+    with in_double():
+        model = kind(config).double().eval()
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            near = float(parameter.ndim == 1 and name.endswith("weight"))
+            parameter.copy_(near + torch.randn(parameter.shape, generator=rng, dtype=torch.float64) / 3)
+        model.tie_weights()
+    return model
+
+
+def saved(model, folder):
+    """As transformers saves it."""
+    with in_double():
+        model.save_pretrained(folder)
+    return folder
+
+
+def assert_same(model, path, batch, loss=None, tolerance=1e-10):
+    """Outputs, loss, gradient and one Hessian-vector product are those of ``model``, by double backward."""
+    checkpoint = load(path, loss)
+    spec, family = checkpoint.spec, Family.registry[checkpoint.family]
+    with in_double():
+        output = model(**batch)
+    expected = output.logits.detach()
+    graph = wired(spec)
+    weights = {name: leaf.double() for name, leaf in checkpoint.parameters.items()}
+    data = of_arrays(spec, batch)
+    constants = inputs(spec, data.data, data.target, data.keep, segments=data.segments)
+    last = "head.shift" if spec.head_bias else "head"
+    logits = Point(graph, weights | constants, watch={last}).watched[last]
+    logits = logits[:, 0] if spec.pools else logits
+    seen = torch.ones_like(logits, dtype=torch.bool) if spec.pools or data.keep is None else data.keep[..., None]
+    assert (((logits - expected) * seen).abs().max() / expected.abs().max()) < tolerance
+
+    ours = Curvature(graph, weights, [Batch(1.0, constants)])
+    assert abs(float(ours.loss) - output.loss.item()) < tolerance * abs(output.loss.item())
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    rng = torch.Generator().manual_seed(1)
+    tangents = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
+    gradient = torch.autograd.grad(output.loss, parameters, create_graph=True, allow_unused=True)
+    slope = torch.stack([(g * t).sum() for g, t in zip(gradient, tangents, strict=True) if g is not None]).sum()
+    product = torch.autograd.grad(slope, parameters, allow_unused=True)
+    unused = {name for name, g in zip(names, gradient, strict=True) if g is None}
+    assert {family.own(name) for name in unused} <= {family.own(key) for key in checkpoint.left_out}
+
+    def leaves(tensors):
+        """Ours, of theirs; those that the loss does not depend on are zero."""
+        named = zip(names, parameters, tensors, strict=True)
+        return family.views({family.own(n): torch.zeros_like(p) if t is None else t for n, p, t in named}, spec)
+
+    moved = {name: tangent.contiguous() for name, tangent in leaves(tangents).items()}
+    for found, wanted in (ours.gradient, leaves(gradient)), (ours.hvp(moved), leaves(product)):
+        total = torch.cat([leaf.flatten() for leaf in wanted.values()]).norm()
+        for name, leaf in wanted.items():  # some are zero but for rounding, as those of a key's bias
+            assert (found[name] - leaf).norm() < 1e-8 * leaf.norm() + 1e-14 * total, name

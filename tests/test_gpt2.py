@@ -1,0 +1,35 @@
+"""A GPT-2 of transformers means to us what it means to transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2ForTokenClassification, GPT2LMHeadModel
+
+from tests.oracle import assert_same, made, saved
+
+FIELDS: dict[str, Any] = {"vocab_size": 13, "n_positions": 6, "n_embd": 8, "n_layer": 2, "n_head": 2}
+IDS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 12, 12, 12]])
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu"])
+def test_next_tokens(tmp_path, activation, tied):
+    config = GPT2Config(**FIELDS, activation_function=activation, tie_word_embeddings=tied)
+    model = made(GPT2LMHeadModel, config)
+    labels = IDS.masked_fill(MASK == 0, -100)
+    assert_same(model, saved(model, tmp_path), {"input_ids": IDS, "attention_mask": MASK, "labels": labels})
+
+
+def test_classes_of_tokens(tmp_path):
+    model = made(GPT2ForTokenClassification, GPT2Config(**FIELDS, num_labels=3))
+    labels = torch.tensor([[0, 1, 2, 0, -100, 1], [2, 2, 1, -100, -100, -100]])
+    assert_same(model, saved(model, tmp_path), {"input_ids": IDS, "attention_mask": MASK, "labels": labels})
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([2, 0]), torch.tensor([0.3, -1.2], dtype=torch.float64)])
+def test_a_class_or_a_number_from_the_last_token(tmp_path, labels):
+    outputs = 1 if labels.is_floating_point() else 3
+    model = made(GPT2ForSequenceClassification, GPT2Config(**FIELDS, num_labels=outputs, pad_token_id=12))
+    assert_same(model, saved(model, tmp_path), {"input_ids": IDS, "attention_mask": MASK, "labels": labels})
