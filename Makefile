@@ -7,7 +7,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 .PHONY: demo test test-slow lint types imports clean
 
 demo: $(VENV)/.installed
-	$(BIN)/hess analyze sample_runs/pydoc/ckpt-end.pt --tokens sample_runs/pydoc/val.bin --max-tokens 256
+	$(BIN)/hess analyze sample_runs/pydoc/ckpt-end.pt --data sample_runs/pydoc/val.bin --max-tokens 256
 
 # The tests run side by side, so each keeps to one thread.
 test: export OMP_NUM_THREADS = 1

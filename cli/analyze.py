@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .blocks import analyze_blocks
-from .options import Components, Csv, Dtype, Json, Layers, MaxTokens, Quiet, Seed, Tokens
+from .options import Components, Csv, Data, Dtype, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed
 from .process import keep_on_interrupt
 from .render import Measured, message, notes, on_terminal, progress, show, table
 
@@ -36,8 +36,9 @@ def analyze(
             metavar="WHAT", help="What the output of a block is compared with: input (default), zero, random."
         ),
     ] = None,
-    tokens: Tokens = None,
+    data: Data = None,
     max_tokens: MaxTokens = None,
+    loss: Loss = None,
     layers: Layers = None,
     components: Components = None,
     dtype: Dtype = None,
@@ -46,6 +47,7 @@ def analyze(
         float,
         typer.Option(metavar="X", help="Error of an eigenvalue, over its block's spectral norm, to reach."),
     ] = 1e-3,
+    memory_limit: MemoryLimit = None,
     csv: Csv = None,
     json: Json = None,
     heatmap: Annotated[
@@ -57,6 +59,7 @@ def analyze(
 
     How steep it is, with which error, and what causes it; with --scope block, of every pair of a block's parameters.
     """
+    from hesscore import memory
     from hesscore.analysis import analyze as rows_of
     from hesscore.analysis import cost, select
     from hesscore.blocks import is_small_block
@@ -74,20 +77,22 @@ def analyze(
         raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
     if heatmap is not None:
         check_format("--heatmap", heatmap)
-    check_writable([csv, json, heatmap], [source, tokens])
+    check_writable([csv, json, heatmap], [source, data])
+    memory.limit(memory_limit)
+    given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed}
     scope = scope or ("block" if is_small_block(source) else "model")
     settings = {"scope": scope, "seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
     if scope == "block":
         if dtype not in (None, "float64"):
             raise UsageError(f"--dtype {dtype}: --scope block computes in float64")
         outputs = {"csv": csv, "json": json, "heatmap": heatmap}
-        analyze_blocks(source, tokens, max_tokens, outputs, quiet, settings | {"target": target or "input"})
+        analyze_blocks(source, given, outputs, quiet, settings | {"target": target or "input"})
         return
-    for option, given in ("--target", target), ("--heatmap", heatmap):
-        if given is not None:
+    for option, value in ("--target", target), ("--heatmap", heatmap):
+        if value is not None:
             raise UsageError(f"{option} needs --scope block")
     started = monotonic()
-    problem = open_problem(source, tokens, dtype, seed, max_tokens)
+    problem = open_problem(source, dtype=dtype, **given)
     names = select(problem, layers, components)
     if not quiet:
         for note in problem.notes:

@@ -22,13 +22,15 @@ AGAINST = {"input": "against its input", "zero": "against zero", "random": "agai
 
 def analyze_blocks(
     source: str,
-    tokens: str | None,
-    max_tokens: int | None,
+    given: dict[str, Any],
     outputs: dict[str, str | None],
     quiet: bool,
     settings: dict[str, Any],
 ) -> None:
-    """Analyse what ``settings`` (seed, tolerance, target and selection) ask for, and write ``csv, json, heatmap``."""
+    """Analyse what ``settings`` (seed, tolerance, target and selection) ask for, and write ``csv, json, heatmap``.
+
+    ``given`` are the data and what is scored of them, as ``open_blocks`` takes them.
+    """
     from hesscore.analysis import select
     from hesscore.blocks import analyze, by_layer, check, count, open_blocks
     from hesscore.heatmap import draw
@@ -37,7 +39,7 @@ def analyze_blocks(
 
     started = monotonic()
     seed = settings["seed"]
-    problem = open_blocks(source, tokens, seed, max_tokens)
+    problem = open_blocks(source, **given)
     layers = by_layer(select(problem, settings["layers"], settings["components"]))
     total = sum(count(names) for names in layers.values())
     if not quiet:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from .blocks import AGAINST
-from .options import Csv, Json, Layers, MaxTokens, Quiet, Seed, Tokens
+from .options import Csv, Data, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed
 from .process import keep_on_interrupt
 from .render import Measured, message, on_terminal, progress, show, table
 
@@ -56,10 +56,12 @@ def bounds(
     target: Annotated[
         str, typer.Option(metavar="WHAT", help="What the output is compared with: input, zero, random.")
     ] = "input",
-    tokens: Tokens = None,
+    data: Data = None,
     max_tokens: MaxTokens = None,
+    loss: Loss = None,
     layers: Layers = None,
     seed: Seed = 0,
+    memory_limit: MemoryLimit = None,
     csv: Csv = None,
     json: Json = None,
     plot: Annotated[
@@ -72,6 +74,7 @@ def bounds(
     Spectral norms of the Hessian of the mean squared error of a block's output, for every pair of its weights, outer
     and functional parts apart. A spec takes less than a second.
     """
+    from hesscore import memory
     from hesscore.bounds.curves import check, draw
     from hesscore.bounds.report import BoundsReport
     from hesscore.bounds.scalars import TARGETS
@@ -87,14 +90,23 @@ def bounds(
             raise UsageError(f"--input-norm {norm}: give a finite number above 0")
     if target not in TARGETS:
         raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
-    wanted = chosen(tiers, data=tokens is not None)
+    wanted = chosen(tiers, data=data is not None)
     known = dict(map(_named, given or ()))
     swept = sweep.swept
     if plot is not None:
         check(plot, swept)
-    check_writable([csv, json, plot], [source, tokens])
-    measured = bool(set(wanted) - set(WITHOUT_DATA)) or tokens is not None
-    asked = ask(source, sweep, known, target, measured, seed, tokens, max_tokens, layers)
+    check_writable([csv, json, plot], [source, data])
+    memory.limit(memory_limit)
+    measured = bool(set(wanted) - set(WITHOUT_DATA)) or data is not None
+    asked = ask(
+        source,
+        sweep,
+        known,
+        target,
+        measured,
+        layers,
+        {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed},
+    )
     settings = {"target": target, "seed": seed, "given": known}
     report = BoundsReport(source or "a block of GPT-2 small", wanted, settings, swept, asked.provenance)
     if not quiet:

@@ -4,10 +4,22 @@ from typing import Annotated
 
 import typer
 
-Tokens = Annotated[str | None, typer.Option(metavar="FILE", help="Token ids to score: .bin (uint16) or .npy.")]
+Data = Annotated[
+    str | None, typer.Option(metavar="FILE", help="What is scored: .npz, .txt, or token ids as .npy or .bin (uint16).")
+]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Score the first N next tokens (default 4096; 256 for blocks on their own)."),
+    typer.Option(min=1, metavar="N", help="Score the first N tokens (default 4096; 256 for blocks on their own)."),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT",
+        help="causal_lm, masked_lm, token, sequence, regression or hidden (default by the checkpoint's head).",
+    ),
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory that hess may take, as 8GiB (default 90 % of what is free).")
 ]
 Layers = Annotated[str | None, typer.Option(metavar="LIST", help="Layers to report, as 0,3-5.")]
 Components = Annotated[str | None, typer.Option(metavar="GLOBS", help="Components to report: 'attn.*,mlp.up'.")]

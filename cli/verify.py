@@ -14,7 +14,7 @@ import typer
 
 from hesscore import __version__
 
-from .options import Csv, Dtype, Json, MaxTokens, Quiet, Seed, Tokens
+from .options import Csv, Data, Dtype, Json, Loss, MaxTokens, MemoryLimit, Quiet, Seed
 from .process import keep_on_interrupt
 from .render import message, on_terminal, progress, table
 
@@ -31,14 +31,16 @@ def verify(
             metavar="SOURCE", help="A checkpoint or a block spec; without one, every map and a grid of small models."
         ),
     ] = None,
-    tokens: Tokens = None,
+    data: Data = None,
     max_tokens: MaxTokens = None,
+    loss: Loss = None,
     dtype: Dtype = None,
     seed: Seed = 0,
     tolerance: Annotated[
         float | None,
         typer.Option(metavar="X", help="Largest relative error, at most 1e-3; by default 1e-10, and 1e-4 in float32."),
     ] = None,
+    memory_limit: MemoryLimit = None,
     csv: Csv = None,
     json: Json = None,
     quiet: Quiet = False,
@@ -50,6 +52,7 @@ def verify(
     import pandas as pd
     import torch
 
+    from hesscore import memory
     from hesscore.errors import UsageError
     from hesscore.output import check_writable, deliver
     from hesscore.problem import open_problem
@@ -59,9 +62,10 @@ def verify(
         raise UsageError(
             f"--tolerance {tolerance}: give a number above 0 and up to {LOOSEST}, or hardly a fault is seen"
         )
-    if source is None and (tokens or max_tokens or dtype):
-        raise UsageError("--tokens, --max-tokens and --dtype need a SOURCE")
-    check_writable([csv, json], [source, tokens])
+    if source is None and (data or max_tokens or dtype or loss):
+        raise UsageError("--data, --max-tokens, --dtype and --loss need a SOURCE")
+    check_writable([csv, json], [source, data])
+    memory.limit(memory_limit)
 
     started = monotonic()
     channels = [channel.__name__ for channel in CHANNELS]
@@ -73,7 +77,8 @@ def verify(
         checks, total = chain(verify_maps(seed, asked), verify_grid(seed, asked)), count()
         what = f"every map and {len(grid())} small models"
     else:
-        problem = open_problem(source, tokens, dtype, seed, max_tokens)
+        given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed}
+        problem = open_problem(source, dtype=dtype, **given)
         if not quiet:
             for note in problem.notes:
                 message(f"note: {note}")

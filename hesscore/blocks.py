@@ -26,7 +26,7 @@ from hesscore.errors import InputError, UsageError
 from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
 from hesscore.problem import Problem, open_problem
-from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
+from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, ends, product_with_rounding
 from hesscore.spectrum.gram import Gram, size_of
 from hesscore.spectrum.lanczos import unit as unit_vectors
@@ -99,12 +99,16 @@ def is_small_block(source: str | Path) -> bool:
 
 
 def open_blocks(
-    source: str | Path, tokens: str | Path | None = None, seed: int = 0, max_tokens: int | None = None
+    source: str | Path,
+    data: str | Path | None = None,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    loss: Loss | None = None,
 ) -> Problem:
     """``open_problem`` in float64, with fewer tokens by default."""
-    if tokens is not None and max_tokens is None:
+    if data is not None and max_tokens is None:
         max_tokens = MAX_TOKENS
-    return open_problem(source, tokens, "float64", seed, max_tokens)
+    return open_problem(source, data, "float64", seed, max_tokens, loss)
 
 
 def by_layer(names: Iterable[str]) -> dict[int, list[str]]:

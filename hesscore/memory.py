@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from hesscore.errors import InputError
+from hesscore.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
 
+SHARE = 0.9
+"""Of what can be taken without swapping, where no limit is given: other programs go on."""
+
+_limit: int | None = None
+
+
+def limit(size: str | None) -> None:
+    """Let this process take no more than ``size``, as ``8GiB``, in all; ``None`` is no limit."""
+    global _limit
+    try:
+        _limit = None if size is None else TypeAdapter(ByteSize).validate_python(size)
+    except ValidationError:
+        raise UsageError(f"--memory-limit {size}: give it as 8GiB or 500MB") from None
+
+
 def free() -> int:
-    """Bytes that can be taken without swapping."""
-    return int(psutil.virtual_memory().available)
+    """Bytes that may still be taken."""
+    unused = int(SHARE * psutil.virtual_memory().available)
+    return unused if _limit is None else max(0, min(unused, _limit - psutil.Process().memory_info().rss))
 
 
 def excess(need: int) -> str | None:
@@ -34,6 +54,8 @@ def check(need: int, what: str) -> None:
 
 def threads(parts: int) -> int:
     """How many parts of the data are worked on at a time; one where there are none."""
+    import torch  # not before: bounds from scalars do without
+
     return max(1, min(parts, torch.get_num_threads()))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from zlib import crc32
 
 import torch
@@ -24,7 +24,7 @@ from hesscore.graph import Graph
 from hesscore.inputs import data as given
 from hesscore.inputs.data import UNSCORED, Data
 from hesscore.inputs.tokens import read_data
-from hesscore.spec import SPEC_SUFFIXES, Spec, read_spec
+from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.wiring.inputs import SAME_FOR_ALL, inputs
 from hesscore.wiring.model import mask, model, parameters
 from hesscore.wiring.size import kept, parameter_count
@@ -34,6 +34,9 @@ DOUBLE_UP_TO = 5_000_000
 
 MAX_TOKENS = 4096
 """Next tokens that are scored by default: time and memory grow with them, and a file may hold millions."""
+
+DRAWN_LENGTH = 256
+"""Tokens of a sequence that is drawn for a checkpoint, at most: some take thousands."""
 
 MAX_LAYERS = 10_000
 """Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
@@ -111,65 +114,90 @@ class Problem:
 
 def open_problem(
     source: str | Path,
-    tokens: str | Path | None = None,
+    data: str | Path | None = None,
     dtype: str | None = None,
     seed: int = 0,
     max_tokens: int | None = None,
+    loss: Loss | None = None,
 ) -> Problem:
     """Resolve a checkpoint or a YAML spec.
 
-    ``tokens`` is a ``.bin`` or ``.npy`` file, of which the first ``max_tokens`` (by default ``MAX_TOKENS``) next tokens
-    are scored; without it, or for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models up to
-    ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.
+    ``data`` is a file of what is scored (``hesscore.inputs``), of which the first ``max_tokens`` (by default
+    ``MAX_TOKENS``) are; without it, or for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models
+    up to ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.  ``loss`` is by default that of the
+    checkpoint's head.
     """
-    for name, path in ("SOURCE", source), ("--tokens", tokens):
+    _check_options(source, data, dtype, seed, max_tokens, loss)
+    if Path(source).suffix.lower() in SPEC_SUFFIXES:
+        return _of_spec(source, data, dtype, seed, loss)
+    checkpoint = load(source, loss)
+    spec, notes = checkpoint.spec, checkpoint.notes[:]
+    precision = _precision(spec, dtype)
+    provenance: dict[str, Any] = {"family": checkpoint.family, "checkpoint_sha256": checkpoint.sha256}
+    if data is None:
+        given = drawn_data(spec, seed, min(spec.length, DRAWN_LENGTH))
+        provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
+        notes.append(f"no --data: scored on {_drawn(spec)}; not its real curvature")
+    else:
+        assert spec.vocab is not None
+        max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
+        given = read_data(data, spec.vocab, spec.seq_len, max_tokens)
+        provenance |= {"data": str(data), "data_sha256": given.sha256, "max_tokens": max_tokens}
+        notes += given.notes
+    _check_data(data or source, spec, given, precision)
+    return Problem(
+        source=str(source),
+        spec=spec,
+        parameters={name: weight.to(precision) for name, weight in checkpoint.parameters.items()},
+        batches=split(spec, given),
+        scored=given.scored,
+        tensors=checkpoint.tensors,
+        provenance=provenance,
+        notes=tuple(notes),
+    )
+
+
+def _check_options(
+    source: str | Path, data: str | Path | None, dtype: str | None, seed: int, max_tokens: int | None, loss: str | None
+) -> None:
+    for name, path in ("SOURCE", source), ("--data", data):
         if path == "":
             raise UsageError(f"{name} is empty: name a file")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}")
+    if loss is not None and loss not in get_args(Loss):
+        raise UsageError(f"--loss {loss}: give one of {', '.join(get_args(Loss))}")
     if not 0 <= seed < 2**64:
         raise UsageError(f"--seed {seed}: give a number from 0 to 2^64 - 1")
-    if max_tokens is not None and tokens is None:
-        raise UsageError("--max-tokens needs --tokens: drawn data are scored whole")
-    provenance: dict[str, Any]
-    if Path(source).suffix.lower() in SPEC_SUFFIXES:
-        if tokens is not None:
-            raise UsageError(f"{source} is a spec: its input is drawn from the seed, so --tokens has no meaning")
-        spec = read_spec(source)
-        precision = _precision(spec, dtype)
-        check_spec(source, spec, precision)
-        weights, names, provenance = parameters(spec, seed), {}, {"weights": f"drawn from seed {seed}"}
-        notes = ["seeded weights and inputs: these numbers describe the architecture, not a trained model"]
-    else:
-        checkpoint = load(source)
-        spec, weights, names = checkpoint.spec, checkpoint.parameters, checkpoint.tensors
-        precision = _precision(spec, dtype)
-        provenance, notes = {"family": checkpoint.family, "checkpoint_sha256": checkpoint.sha256}, checkpoint.notes[:]
-    if tokens is None:
-        if names:
-            _check_data(source, spec, torch.ones(spec.batch, spec.seq_len, dtype=torch.bool), precision)
-            notes.append(
-                "no --tokens: scored on random tokens, where the model was never trained; not its real curvature"
-            )
-        data = drawn_data(spec, seed)
-        provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
-    else:
-        assert spec.vocab is not None
-        max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
-        data = read_data(tokens, spec.vocab, spec.seq_len, max_tokens)
-        _check_data(tokens, spec, data.target != UNSCORED, precision)
-        provenance |= {"data": str(tokens), "data_sha256": data.sha256, "max_tokens": max_tokens}
-        notes += data.notes
+    if max_tokens is not None and data is None:
+        raise UsageError("--max-tokens needs --data: drawn data are scored whole")
+
+
+def _of_spec(source: str | Path, data: str | Path | None, dtype: str | None, seed: int, loss: Loss | None) -> Problem:
+    if data is not None:
+        raise UsageError(f"{source} is a spec: its input is drawn from the seed, so --data has no meaning")
+    if loss is not None:
+        raise UsageError(f"{source} is a spec: its own field says the loss, so --loss has no meaning")
+    spec = read_spec(source)
+    precision = _precision(spec, dtype)
+    check_spec(source, spec, precision)
+    given = drawn_data(spec, seed)
     return Problem(
         source=str(source),
         spec=spec,
-        parameters={name: weight.to(precision) for name, weight in weights.items()},
-        batches=split(spec, data),
-        scored=data.scored,
-        tensors=names,
-        provenance=provenance,
-        notes=tuple(notes),
+        parameters={name: weight.to(precision) for name, weight in parameters(spec, seed).items()},
+        batches=split(spec, given),
+        scored=given.scored,
+        provenance={name: f"drawn from seed {seed}" for name in ("weights", "data")} | {"max_tokens": None},
+        notes=("seeded weights and inputs: these numbers describe the architecture, not a trained model",),
     )
+
+
+def _drawn(spec: Spec) -> str:
+    """What is drawn in the place of data, and how the model takes it."""
+    if spec.image_size:
+        return "random pixels, which are no images"
+    return "random tokens, where the model was never trained" if spec.vocab else "random activations"
 
 
 def drawn(source: str, spec: Spec, seed: int = 0, input_norm: float | None = None) -> Problem:
@@ -250,19 +278,20 @@ def check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
         raise UsageError(f"{source}: {field}: {getattr(spec, field)} is too large: {sizes} {said}")
 
 
-def _check_data(source: str | Path, spec: Spec, scored: Tensor, dtype: torch.dtype) -> None:
-    """Refuse sequences, ``scored (W, L)`` of them, that would not fit in memory, saying how many would."""
-    sequences, length = scored.shape
+def _check_data(source: str | Path, spec: Spec, data: Data, dtype: torch.dtype) -> None:
+    """Refuse sequences that would not fit in memory, saying how many would."""
+    sequences, length = data.data.shape[0], data.data.shape[1] + spec.class_token
 
     def need(some: int) -> int:
         return _need(spec, some, length, dtype)
 
     if said := memory.excess(need(sequences)):
         fit = bisect_right(range(1, sequences), memory.free(), key=need)
-        advice = f"--max-tokens {int(scored[:fit].sum())} fits" if fit else f"not even {length} tokens fit"
-        raise InputError(f"{source}: {int(scored.sum())} tokens {said}: {advice}")
+        less = replace(data, target=data.target[:fit], keep=None if data.keep is None else data.keep[:fit])
+        advice = f"--max-tokens {less.scored} fits" if fit else f"not even {length} tokens fit"
+        raise InputError(f"{source}: {data.scored} tokens {said}: {advice}")
 
 
-def drawn_data(spec: Spec, seed: int) -> Data:
+def drawn_data(spec: Spec, seed: int, length: int | None = None) -> Data:
     """Seeded data and targets, of their own random numbers: those of the weights would make data that go with them."""
-    return given.drawn(spec, torch.Generator().manual_seed(seed ^ crc32(b"data")))
+    return given.drawn(spec, torch.Generator().manual_seed(seed ^ crc32(b"data")), length)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINT, VAL = ROOT / "sample_runs/pydoc/ckpt-end.pt", ROOT / "sample_runs/pydoc/val.bin"
 HESS = shutil.which("hess", path=str(Path(sys.executable).parent)) or "hess"
 
-SAMPLE = [str(CHECKPOINT), "--tokens", str(VAL), "--max-tokens", "64"]
+SAMPLE = [str(CHECKPOINT), "--data", str(VAL), "--max-tokens", "64"]
 LAST = [*SAMPLE, "--components", "final_norm"]
 """Two blocks, and quick."""
 

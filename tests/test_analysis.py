@@ -438,7 +438,7 @@ def test_the_cost_is_products_times_layers(sample):
         ({"dtype": "float16"}, "--dtype float16: give one of float64, float32"),
         ({"seed": -1}, "--seed -1: give a number from 0 to 2^64 - 1"),
         ({"seed": 2**64}, f"--seed {2**64}: give a number from 0 to 2^64 - 1"),
-        ({"max_tokens": 5}, "--max-tokens needs --tokens: drawn data are scored whole"),
+        ({"max_tokens": 5}, "--max-tokens needs --data: drawn data are scored whole"),
         ({"max_tokens": 0, "tokens": VAL}, f"{VAL}: max_tokens is 0: at least one token must be scored"),
     ],
 )
@@ -449,7 +449,7 @@ def test_what_cannot_be_done_is_refused(arguments, message):
 
 
 def test_a_spec_has_no_tokens():
-    with pytest.raises(UsageError, match="--tokens has no meaning"):
+    with pytest.raises(UsageError, match="--data has no meaning"):
         open_problem(Path(__file__).parent.parent / "configs/blocks/paper-block.yaml", VAL)
 
 

@@ -20,7 +20,7 @@ PARAMETERS = [
 ROWS = 3 * (8 * 9 // 2 + 1)
 SOME = [
     CHECKPOINT,
-    "--tokens",
+    "--data",
     VAL,
     "--max-tokens",
     "16",
@@ -109,7 +109,7 @@ REFUSED = {
         "--scope block: what is selected lies in no",
     ),
     "layers": ([PAPER_BLOCK, "--layers", "1"], "--layers 1: the model has layers 0 to 0"),
-    "max-tokens": ([PAPER_BLOCK, "--max-tokens", "5"], "--max-tokens needs --tokens"),
+    "max-tokens": ([PAPER_BLOCK, "--max-tokens", "5"], "--max-tokens needs --data"),
 }
 
 
@@ -171,7 +171,7 @@ def test_progress_ends_where_the_work_does(monkeypatch):
     monkeypatch.setattr("hesscore.blocks.EXACT_UP_TO", 100)  # a block has 128 parameters here
     settings = {"seed": 0, "tolerance": 1e-3, "target": "input", "layers": "1,3", "components": "norm2"}
     outputs = dict.fromkeys(("csv", "json", "heatmap"))
-    analyze_blocks(str(CHECKPOINT), str(VAL), 16, outputs, True, settings)
+    analyze_blocks(str(CHECKPOINT), {"data": str(VAL), "max_tokens": 16}, outputs, True, settings)
     assert told[0] == 2 * 3 * (3 * 64**3 + 100**3)
     assert sum(told) == 0
     assert len(told) == 1 + 2 * 3 * (3 + 1)

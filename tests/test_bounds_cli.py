@@ -69,7 +69,7 @@ def test_all_tiers_of_a_block_in_order(tmp_path):
 
 def test_data_of_a_checkpoint(tmp_path):
     out = tmp_path / "bounds.json"
-    words = [CHECKPOINT, "--tokens", VAL, "--max-tokens", "16", "--layers", "1", "--quiet"]
+    words = [CHECKPOINT, "--data", VAL, "--max-tokens", "16", "--layers", "1", "--quiet"]
     result = bounds(*words, "--tiers", "apriori,exact", "--json", out)
     assert (result.returncode, result.stderr) == (0, "")
     content = strict(out.read_text())
@@ -95,7 +95,7 @@ def test_the_weights_of_a_checkpoint_alone():
     assert norms[0] < norms[1] < norms[2] < norms[3]
     assert {b["seq_len"] for b in content["blocks"]} == {32, 64}
     assert content["swept"] == "seq_len"
-    data = strict(bounds(CHECKPOINT, "--tokens", VAL, "--max-tokens", "64", "--tiers", "apriori", "--json", "-").stdout)
+    data = strict(bounds(CHECKPOINT, "--data", VAL, "--max-tokens", "64", "--tiers", "apriori", "--json", "-").stdout)
     of = {(row["layer"], row["row"], row["column"], row["part"]): row["apriori"] for row in data["rows"]}
     for row in content["rows"]:
         assert row["apriori"] >= of[row["layer"], row["row"], row["column"], row["part"]]
@@ -151,12 +151,12 @@ def test_a_width_keeps_the_ratio_of_the_ffn(tmp_path):
         (["--target", "self"], "--target"),
         (["--plot", "x.svg"], "--plot"),
         (["--plot", "x.pdf", "--seq-len", "1", "--seq-len", "2"], "--plot"),
-        (["--tokens", str(VAL)], "--tokens"),
+        (["--data", str(VAL)], "--data"),
         (["--layers", "0"], "--layers"),
         (["--seq-len", "8", "--seq-len", "16", "--heads", "1", "--heads", "2"], "--heads"),
         ([str(CHECKPOINT), "--width", "64"], "--width"),
         ([str(CHECKPOINT), "--seq-len", "129"], "--seq-len"),
-        ([str(CHECKPOINT), "--tokens", str(VAL), "--seq-len", "64"], "--seq-len"),
+        ([str(CHECKPOINT), "--data", str(VAL), "--seq-len", "64"], "--seq-len"),
         (["--csv", "-", "--json", "-"], "stdout"),
         (["--seq-len", "1000000", "--tiers", "exact"], "seq_len"),
     ],
@@ -185,7 +185,7 @@ def test_a_terminal_shows_the_diagonal_and_what_the_tiers_rest_on():
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path):
-    words = [HESS, "bounds", str(CHECKPOINT), "--tokens", str(VAL), "--max-tokens", "32", "--csv", "out.csv"]
+    words = [HESS, "bounds", str(CHECKPOINT), "--data", str(VAL), "--max-tokens", "32", "--csv", "out.csv"]
     with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         process.stderr.readline()  # a note, as the work begins

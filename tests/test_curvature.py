@@ -4,11 +4,10 @@ import logging
 import subprocess
 import sys
 
-import psutil
 import pytest
 import torch
 
-from hesscore import chain
+from hesscore import chain, memory
 from hesscore.component import KINDS, Component
 from hesscore.curvature import Batch, Curvature
 from hesscore.errors import InputError, UsageError
@@ -222,8 +221,7 @@ def test_a_dense_block_is_announced_and_refused_beyond_free_memory(ours, monkeyp
     caplog.set_level(logging.INFO, "hesscore.memory")
     ours.block("blocks.0.norm1.bias", "head.weight").dense()
     assert "dense block of 4 x 20" in caplog.text
-    memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100))
+    monkeypatch.setattr(memory, "free", lambda: 100)
     with pytest.raises(InputError, match="4 x 20"):
         ours.block("blocks.0.norm1.bias", "head.weight").dense()
 
@@ -325,11 +323,11 @@ print(rss().rss - before, len(tensors) > 50, any(x.requires_grad for x in tensor
 def test_what_would_not_fit_in_memory_is_refused_with_the_number(ours, monkeypatch):
     """A part, three more that each thread works in, and the weights and two gradients in float64."""
     part, count = ours.points[0].nbytes, sum(ours.leaves[name].numel() for name in ours.parameters)
-    memory = psutil.virtual_memory()._replace(available=4 * part + 3 * 8 * count)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    free = 4 * part + 3 * 8 * count
+    monkeypatch.setattr(memory, "free", lambda: free)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     Curvature(ours.graph, ours.leaves, [Batch()])
-    sizes = [f"{size / 2**30:.3g}" for size in (5 * part + 3 * 8 * count, memory.available)]
+    sizes = [f"{size / 2**30:.3g}" for size in (5 * part + 3 * 8 * count, free)]
     with pytest.raises(InputError) as caught:
         Curvature(ours.graph, ours.leaves, [Batch(0.5), Batch(0.5)])
     assert str(caught.value) == f"2 parts of the data would take {sizes[0]} GiB of memory; {sizes[1]} are free"

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -39,8 +38,7 @@ def free(monkeypatch):
     """Say how much memory is free."""
 
     def say(size):
-        left = psutil.virtual_memory()._replace(available=size)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
+        monkeypatch.setattr(memory, "free", lambda: size)
 
     return say
 
@@ -215,7 +213,7 @@ def test_a_spec_is_known_by_its_suffix(spec_file, name):
 def test_a_file_has_a_name():
     with pytest.raises(UsageError, match=r"^SOURCE is empty: name a file$"):
         open_problem("")
-    with pytest.raises(UsageError, match=r"^--tokens is empty: name a file$"):
+    with pytest.raises(UsageError, match=r"^--data is empty: name a file$"):
         open_problem(CHECKPOINT, "")
 
 

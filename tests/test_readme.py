@@ -48,7 +48,7 @@ def test_the_report_in_the_readme_is_the_stored_one():
 
 def test_make_demo_makes_the_stored_report():
     (command,) = re.findall(r"hess analyze .*", (ROOT / "Makefile").read_text())
-    assert command.endswith(f"--tokens {REPORT['data']} --max-tokens {REPORT['max_tokens']}")
+    assert command.endswith(f"--data {REPORT['data']} --max-tokens {REPORT['max_tokens']}")
     assert REPORT["source"] in command
 
 

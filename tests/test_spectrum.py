@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from scipy.stats import t as student
 
+from hesscore import memory
 from hesscore.curvature import Curvature
 from hesscore.spectrum import ends as module
 from hesscore.spectrum import lanczos as krylov_module
@@ -400,10 +400,10 @@ def test_a_small_residual_alone_is_no_small_error(seed, monkeypatch):
 
 
 def test_the_steps_fit_the_free_memory(monkeypatch):
-    n, memory = 1000, psutil.virtual_memory()
+    n = 1000
     values = torch.tensor(line(-1, 1, n), dtype=torch.float64)
     block = block_of(torch.empty(n, n, dtype=torch.float64), lambda v: values[:, None] * v)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=2 * 8 * n * 10))
+    monkeypatch.setattr(memory, "free", lambda: 2 * 8 * n * 10)
     assert not ends(block, 1e-3, generator()).converged
     assert block.products == 1 + 10 + 1 + 1  # rounding, ten steps, the ends, the probes
 

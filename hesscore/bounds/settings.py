@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import chain, product
 from math import inf, sqrt
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hesscore.bounds import scalars as known
@@ -79,18 +80,21 @@ def ask(
     given: Mapping[str, float],
     target: str,
     measured: bool,
-    seed: int = 0,
-    tokens: str | None = None,
-    max_tokens: int | None = None,
     layers: str | None = None,
+    data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Asked:
-    """The blocks of a spec or a checkpoint; ``measured`` asks for their weights and data too."""
+    """The blocks of a spec or a checkpoint; ``measured`` asks for their weights and data too.
+
+    ``data`` are ``data, max_tokens, loss, seed`` as ``hesscore.blocks.open_blocks`` takes them.
+    """
+    seed = data.get("seed", 0)
     if sweep.input_norm and "input.norm" in given:
         raise UsageError("--input-norm and --given input.norm: give one of them")
     if source is None or Path(source).suffix.lower() in SPEC_SUFFIXES:
-        for option, value in ("--tokens", tokens), ("--max-tokens", max_tokens), ("--layers", layers):
+        named = {option(name): value for name, value in data.items() if name != "seed"} | {"--layers": layers}
+        for name, value in named.items():
             if value is not None:
-                raise UsageError(f"{option} has no meaning for a spec, whose one block sees seeded tokens")
+                raise UsageError(f"{name} has no meaning for a spec, whose one block sees seeded tokens")
         whole = DEFAULT if source is None else read_spec(source)
         spec, notes = whole.alone, ("one block of the stack, on its own",) if whole != whole.alone else ()
         count = max(map(len, vars(sweep).values()), default=1) or 1
@@ -100,7 +104,7 @@ def ask(
         return Asked(
             of_drawn(source or "the default block", spec, sweep, given, target, seed), count, provenance, notes
         )
-    return _of_checkpoint(source, sweep, given, target, measured, seed, tokens, max_tokens, layers)
+    return _of_checkpoint(source, sweep, given, target, measured, layers, data)
 
 
 def _of_checkpoint(
@@ -109,10 +113,8 @@ def _of_checkpoint(
     given: Mapping[str, float],
     target: str,
     measured: bool,
-    seed: int,
-    tokens: str | None,
-    max_tokens: int | None,
     layers: str | None,
+    data: Mapping[str, Any],
 ) -> Asked:
     from hesscore import blocks
     from hesscore.analysis import select
@@ -120,21 +122,21 @@ def _of_checkpoint(
     for name, values in vars(sweep).items():
         if name != "seq_len" and values:
             raise UsageError(f"{option(name)} is of a spec: a checkpoint has its own")
-    problem = blocks.open_blocks(source, tokens, seed, max_tokens)
+    problem = blocks.open_blocks(source, **data)
     spec, chosen = problem.spec, blocks.by_layer(select(problem, layers, None))
     provenance = {**problem.provenance, "spec": spec.model_dump()}
     if measured:
         if sweep.seq_len:
-            raise UsageError("--seq-len: the data have their own length; without --tokens it may be chosen")
+            raise UsageError("--seq-len: the data have their own length; without --data it may be chosen")
         blocks.check(problem, chosen)
-        found = of_data(problem, list(chosen), given, target, seed)
+        found = of_data(problem, list(chosen), given, target, data.get("seed", 0))
         return Asked(found, len(chosen), provenance, problem.notes)
     lengths = sweep.seq_len or [spec.length]
     if spec.positions == "learned" and max(lengths) > spec.length:
         raise UsageError(f"--seq-len {max(lengths)}: {source} has {spec.length} positions")
     each = (of_weights(spec, problem.parameters, list(chosen), length, given, target) for length in lengths)
     provenance = {name: value for name, value in provenance.items() if name in ("family", "checkpoint_sha256", "spec")}
-    notes = ("no --tokens: bounds hold for any tokens, and are loose by what nothing is known of",)
+    notes = ("no --data: bounds hold for any tokens, and are loose by what nothing is known of",)
     return Asked(chain.from_iterable(each), len(chosen) * len(lengths), provenance, notes)
 
 

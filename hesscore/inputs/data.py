@@ -38,7 +38,7 @@ class Data:
         return whole if self.keep is None or self.target.shape[1] == 1 else int(self.keep.sum())
 
 
-def drawn(spec: Spec, rng: Generator) -> Data:
+def drawn(spec: Spec, rng: Generator, length: int | None = None) -> Data:
     """Uniform token ids and classes, standard normal pixels, activations and targets; 15 % of them are masked."""
 
     def normal(*shape: int) -> Tensor:
@@ -47,7 +47,7 @@ def drawn(spec: Spec, rng: Generator) -> Data:
     def ids(below: int | None, *shape: int) -> Tensor:
         return torch.randint(below or 1, shape, generator=rng)
 
-    batch, length = spec.batch, spec.length
+    batch, length = spec.batch, length or spec.length
     if not spec.embeds and spec.objective == "hidden":
         return Data(*normal(2, batch, length, spec.d_model))
     if spec.objective == "causal_lm":

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Protocol
 
-import psutil
 import torch
 from torch import Generator, Tensor
 
+from hesscore import memory
 from hesscore.curvature import Curvature
 from hesscore.spectrum.lanczos import Product, lanczos, unit
 from hesscore.spectrum.trace import Trace, deflated_hutchinson
@@ -102,7 +102,7 @@ def ends(block: Symmetric, tolerance: float, rng: Generator) -> Ends:
 def _affordable(block: Symmetric) -> int:
     """Steps of Lanczos whose basis takes at most half of the free memory."""
     n, bytes_each = block.shape[0], block.owner.loss.element_size()
-    return max(2, min(MAX_STEPS, psutil.virtual_memory().available // (2 * n * bytes_each)))
+    return max(2, min(MAX_STEPS, memory.free() // (2 * n * bytes_each)))
 
 
 def _measured(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:

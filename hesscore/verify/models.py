@@ -21,7 +21,7 @@ from hesscore.wiring.model import parameters
 # The grid's axes: options by name, with the fields of a spec that they set.  The last is not one of the spec.
 AXES: tuple[dict[str, dict[str, Any]], ...] = (
     {name: {"placement": name} for name in BLOCKS},
-    {name: {"norm": name} for name in ("layernorm", "rmsnorm")} | {"no norms": {"norm": "none"}},
+    {name: {"norm": name} for name in ("layernorm", "rmsnorm")} | {"no norms": {"norm": "none", "init_std": 0.2}},
     {name: {"activation": name} for name in ACTIVATIONS},
     {"": {}, "gated": {"gated": True}, "no FFN": {"d_ff": 0}},
     {"": {}, "bidirectional": {"causal": False}},
@@ -101,5 +101,6 @@ def draw(spec: Spec, padded: bool, rng: Generator) -> dict[str, Tensor]:
     keep = torch.ones(spec.batch, spec.length, dtype=torch.bool)
     keep[0, -1] = not padded
     segments = torch.randint(spec.segments or 1, keep.shape, generator=rng)
-    weights = {name: value + 0.3 * randn(rng, *value.shape) for name, value in parameters(spec).items()}
+    off = 0.3 * (spec.init_std or 1.0)  # without norms, activations grow from layer to layer
+    weights = {name: value + off * randn(rng, *value.shape) for name, value in parameters(spec).items()}
     return inputs(spec, data.data, data.target, keep, segments=segments) | weights
