@@ -78,6 +78,7 @@ class Curvature:
         self.graph = graph
         # A copy, because what is kept of the point belongs to these weights: an optimizer may move its own.
         self.leaves = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+        self._batches = batches
         self._pool = pool(len(batches))
         parameters = {name: self.leaves[name] for name in graph.parameters}
         exact = _double(self.leaves)
@@ -108,6 +109,16 @@ class Curvature:
     @property
     def parameters(self) -> list[str]:
         return list(self.graph.parameters)
+
+    def loss_again(self) -> Tensor:
+        """The loss, computed once more in the same way: the same to the last bit where all is deterministic."""
+        exact = _double(self.leaves)
+
+        def loss(part: Batch) -> Tensor:
+            return chain.Point(self.graph, {**exact, **_double(part.constants)}).output * part.share
+
+        first, *rest = self._batches
+        return torch.stack([loss(first), *self._pool.map(loss, rest)]).sum().to(self.loss)
 
     def hvp(
         self, tangent: Mapping[str, Tensor], rows: Names | None = None, terms: Terms | None = None

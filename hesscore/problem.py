@@ -5,7 +5,6 @@ Or each of its blocks on its own, at its real input.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,9 +15,10 @@ from zlib import crc32
 import torch
 from torch import Generator, Tensor
 
-from hesscore import chain, memory
+from hesscore import chain
+from hesscore.capacity import DTYPES, check_data, check_spec, precision_of, together
 from hesscore.checkpoints import load
-from hesscore.curvature import CACHED_ELEMENTS, Batch, Curvature
+from hesscore.curvature import Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
 from hesscore.inputs import data as given
@@ -27,21 +27,12 @@ from hesscore.inputs.tokens import read_data
 from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.wiring.inputs import SAME_FOR_ALL, inputs
 from hesscore.wiring.model import mask, model, parameters
-from hesscore.wiring.size import kept, parameter_count
-
-DOUBLE_UP_TO = 5_000_000
-"""Parameters up to which float64 is the default precision."""
 
 MAX_TOKENS = 4096
 """Next tokens that are scored by default: time and memory grow with them, and a file may hold millions."""
 
 DRAWN_LENGTH = 256
 """Tokens of a sequence that is drawn for a checkpoint, at most: some take thousands."""
-
-MAX_LAYERS = 10_000
-"""Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 TARGETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
     "input": lambda x, rng: x,
@@ -75,10 +66,13 @@ class Problem:
         return next(iter(self.parameters.values())).dtype
 
     def curvature(self) -> Curvature:
-        """The curvature of the mean loss; ``InputError`` if that is not finite."""
+        """The curvature of the mean loss; ``InputError`` if that is not finite, or another one the second time."""
         curvature = Curvature(self.graph, self.parameters, self.batches)
         if not torch.isfinite(curvature.loss):
             raise InputError(f"{self.source}: the loss is {float(curvature.loss)}, so there is nothing to analyse")
+        if (again := curvature.loss_again()) != curvature.loss:
+            both = f"{float(curvature.loss)!r} and then {float(again)!r}"
+            raise InputError(f"{self.source}: the loss is {both}: this machine is not deterministic")
         return curvature
 
     def block(self, layer: int, target: str = "input", seed: int = 0) -> Curvature:
@@ -132,7 +126,7 @@ def open_problem(
         return _of_spec(source, data, dtype, seed, loss)
     checkpoint = load(source, loss)
     spec, notes = checkpoint.spec, checkpoint.notes[:]
-    precision = _precision(spec, dtype)
+    precision = precision_of(spec, dtype)
     provenance: dict[str, Any] = {"family": checkpoint.family, "checkpoint_sha256": checkpoint.sha256}
     if data is None:
         given = drawn_data(spec, seed, min(spec.length, DRAWN_LENGTH))
@@ -144,7 +138,7 @@ def open_problem(
         given = read_data(data, spec.vocab, spec.seq_len, max_tokens)
         provenance |= {"data": str(data), "data_sha256": given.sha256, "max_tokens": max_tokens}
         notes += given.notes
-    _check_data(data or source, spec, given, precision)
+    check_data(data or source, spec, given, precision)
     return Problem(
         source=str(source),
         spec=spec,
@@ -179,7 +173,7 @@ def _of_spec(source: str | Path, data: str | Path | None, dtype: str | None, see
     if loss is not None:
         raise UsageError(f"{source} is a spec: its own field says the loss, so --loss has no meaning")
     spec = read_spec(source)
-    precision = _precision(spec, dtype)
+    precision = precision_of(spec, dtype)
     check_spec(source, spec, precision)
     given = drawn_data(spec, seed)
     return Problem(
@@ -216,7 +210,7 @@ def split(spec: Spec, data: Data) -> list[Batch]:
     There is one for each thread at least, where there are sequences enough.
     """
     count, length = data.data.shape[:2]
-    size = _together(spec, count, length + spec.class_token)
+    size = together(spec, count, length + spec.class_token)
     constants = inputs(spec, data.data, data.target, data.keep, segments=data.segments)
     weights = constants["weights"]
     scored = weights * (data.target != UNSCORED) if spec.classifies else weights
@@ -233,12 +227,6 @@ def split(spec: Spec, data: Data) -> list[Batch]:
     return [part for part in parts if part.share]
 
 
-def _together(spec: Spec, sequences: int, length: int) -> int:
-    """How many sequences make a part of the data."""
-    cached = max(1, CACHED_ELEMENTS // (length * max(spec.heads * length, spec.d_ff, spec.vocab or 0)))
-    return min(cached, -(-sequences // memory.threads(sequences)))
-
-
 def _tokens_scored(spec: Spec, constants: Mapping[str, Tensor]) -> Tensor:
     """The weight of each token in the loss, ``(B, L)``; of those that are not padding, where sequences are scored."""
     weights = constants["weights"]
@@ -246,50 +234,6 @@ def _tokens_scored(spec: Spec, constants: Mapping[str, Tensor]) -> Tensor:
         keep = constants["mask"][:, 0, 0].diagonal(dim1=1, dim2=2) if spec.causal else constants["mask"][:, 0, 0, 0]
         return keep.double().expand(len(weights), -1)
     return weights * (constants["targets"] != UNSCORED) if spec.classifies else weights
-
-
-def _precision(spec: Spec, dtype: str | None) -> torch.dtype:
-    return DTYPES[dtype or ("float64" if parameter_count(spec) <= DOUBLE_UP_TO else "float32")]
-
-
-def _need(spec: Spec, sequences: int, length: int, dtype: torch.dtype) -> int:
-    """Bytes that weights, data and their products take; Python's numbers, as there may be any number of them."""
-    together = _together(spec, sequences, length)
-    count, parts = parameter_count(spec), -(-sequences // together)
-    part = dtype.itemsize * together * kept(spec, length)
-    return dtype.itemsize * count + memory.working(count, parts, part, dtype)
-
-
-def check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
-    """Refuse what cannot be built, naming the field that it would be well without."""
-    if spec.layers > MAX_LAYERS:
-        raise UsageError(f"{source}: layers: {spec.layers} are more than {MAX_LAYERS}")
-
-    def need(spec: Spec) -> int:
-        return _need(spec, spec.batch, spec.seq_len, dtype)
-
-    if said := memory.excess(need(spec)):
-        least: dict[str, dict[str, Any]] = {name: {name: 1} for name in ("layers", "d_ff", "batch", "seq_len")}
-        least["d_model"] = {"d_model": 2, "heads": 1, "kv_heads": 1}
-        if spec.vocab is not None:
-            least["vocab"] = {"vocab": 1}
-        field = min(least, key=lambda name: need(spec.model_copy(update=least[name])))
-        sizes = f"{parameter_count(spec):,} parameters and {spec.batch * spec.seq_len:,} tokens"
-        raise UsageError(f"{source}: {field}: {getattr(spec, field)} is too large: {sizes} {said}")
-
-
-def _check_data(source: str | Path, spec: Spec, data: Data, dtype: torch.dtype) -> None:
-    """Refuse sequences that would not fit in memory, saying how many would."""
-    sequences, length = data.data.shape[0], data.data.shape[1] + spec.class_token
-
-    def need(some: int) -> int:
-        return _need(spec, some, length, dtype)
-
-    if said := memory.excess(need(sequences)):
-        fit = bisect_right(range(1, sequences), memory.free(), key=need)
-        less = replace(data, target=data.target[:fit], keep=None if data.keep is None else data.keep[:fit])
-        advice = f"--max-tokens {less.scored} fits" if fit else f"not even {length} tokens fit"
-        raise InputError(f"{source}: {data.scored} tokens {said}: {advice}")
 
 
 def drawn_data(spec: Spec, seed: int, length: int | None = None) -> Data:

@@ -439,7 +439,7 @@ def test_the_cost_is_products_times_layers(sample):
         ({"seed": -1}, "--seed -1: give a number from 0 to 2^64 - 1"),
         ({"seed": 2**64}, f"--seed {2**64}: give a number from 0 to 2^64 - 1"),
         ({"max_tokens": 5}, "--max-tokens needs --data: drawn data are scored whole"),
-        ({"max_tokens": 0, "tokens": VAL}, f"{VAL}: max_tokens is 0: at least one token must be scored"),
+        ({"max_tokens": 0, "data": VAL}, f"{VAL}: max_tokens is 0: at least one token must be scored"),
     ],
 )
 def test_what_cannot_be_done_is_refused(arguments, message):

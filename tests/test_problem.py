@@ -1,5 +1,6 @@
 """From a spec or a checkpoint to a problem: its size is told before it is built, and what does not fit is refused."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from hesscore import memory
 from hesscore.component import Component
+from hesscore.components.cross_entropy import CrossEntropy
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.inputs.data import UNSCORED, Data
@@ -175,6 +177,19 @@ def test_where_no_window_fits_no_number_is_given(free):
     for tokens in VAL, None:
         with pytest.raises(InputError, match=r"are free: not even 128 tokens fit$"):
             open_problem(CHECKPOINT, tokens)
+
+
+def test_a_loss_that_is_another_one_the_second_time_is_refused(monkeypatch):
+    problem, value, calls = open_problem(CHECKPOINT, VAL, max_tokens=512), CrossEntropy.value, count()
+
+    def noisy(self, *args):
+        loss, kept = value(self, *args)
+        return loss * (1 + 1e-9 * next(calls)), kept
+
+    problem.curvature()
+    monkeypatch.setattr(CrossEntropy, "value", lambda self, *args: noisy(self, *args))
+    with pytest.raises(InputError, match=r"the loss is .* and then .*: this machine is not deterministic"):
+        problem.curvature()
 
 
 # --- parts of the data ---
