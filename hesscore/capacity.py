@@ -19,6 +19,9 @@ from hesscore.wiring.size import kept, parameter_count
 DOUBLE_UP_TO = 5_000_000
 """Parameters up to which float64 is the default precision."""
 
+LONGEST_WINDOW = 1024
+"""Tokens of a sequence that is not given as such: attention takes memory by the square of them."""
+
 MAX_LAYERS = 10_000
 """Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
 
@@ -27,6 +30,11 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 def precision_of(spec: Spec, dtype: str | None) -> torch.dtype:
     return DTYPES[dtype or ("float64" if parameter_count(spec) <= DOUBLE_UP_TO else "float32")]
+
+
+def window(spec: Spec) -> int:
+    """Tokens of a sequence that is cut from a longer one, at most; a whole image."""
+    return spec.length if spec.image_size else min(spec.length, LONGEST_WINDOW)
 
 
 def together(spec: Spec, sequences: int, length: int) -> int:

@@ -121,7 +121,7 @@ def open_problem(
     up to ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.  ``loss`` is by default that of the
     checkpoint's head.
     """
-    _check_options(source, data, dtype, seed, max_tokens, loss)
+    check_options(source, data, dtype, seed, max_tokens, loss)
     if Path(source).suffix.lower() in SPEC_SUFFIXES:
         return _of_spec(source, data, dtype, seed, loss)
     checkpoint = load(source, loss)
@@ -151,9 +151,15 @@ def open_problem(
     )
 
 
-def _check_options(
-    source: str | Path, data: str | Path | None, dtype: str | None, seed: int, max_tokens: int | None, loss: str | None
+def check_options(
+    source: str | Path,
+    data: str | Path | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    loss: str | None = None,
 ) -> None:
+    """``UsageError`` for what ``open_problem`` could do nothing with, whatever the files hold."""
     for name, path in ("SOURCE", source), ("--data", data):
         if path == "":
             raise UsageError(f"{name} is empty: name a file")

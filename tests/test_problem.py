@@ -199,8 +199,8 @@ def test_the_shares_of_the_parts_are_exact():
     """Three windows of 3, 2 and 1 scored tokens: in float32 their shares would not add up to one."""
     spec = Spec(d_model=4, d_ff=4, vocab=400, seq_len=512)
     target = torch.full((3, 512), UNSCORED)
-    for row, count in enumerate((3, 2, 1)):
-        target[row, :count] = 7
+    for row, some in enumerate((3, 2, 1)):
+        target[row, :some] = 7
     batches = split(spec, Data(torch.zeros(3, 512, dtype=torch.int64), target))
     assert [batch.share for batch in batches] == [3 / 6, 2 / 6, 1 / 6]
 

@@ -25,3 +25,15 @@ def kept(spec: Spec, length: int) -> int:
     after = 2 * d if spec.outputs is None else 3 * spec.outputs + 6 * d * (spec.head_transform or spec.pools)
     together = length if not spec.pools else 1
     return length * (spec.layers * (features + hidden + attention + scales) + before) + together * after
+
+
+def operations(spec: Spec, length: int, layers: int) -> float:
+    """Multiplications and additions of one product with the Hessian, for a sequence, that goes through so many layers.
+
+    Each weight takes two matrix products, one forwards and one back; the products of attention take four each.
+    """
+    width = spec.head_width
+    linear = spec.d_model * width * 2 * (spec.heads + spec.groups) + (2 + spec.gated) * spec.d_model * spec.d_ff
+    attention = 2 * 4 * spec.heads * width * length
+    head = 2 * 2 * spec.d_model * (spec.outputs or 0) * (1 if spec.pools else length)
+    return float(layers * length * (4 * linear + attention) + head)
