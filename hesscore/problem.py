@@ -142,7 +142,8 @@ def open_problem(
     return Problem(
         source=str(source),
         spec=spec,
-        parameters={name: weight.to(precision) for name, weight in checkpoint.parameters.items()},
+        # In one layout, so that a model has the same report to the last digit however it is stored.
+        parameters={name: weight.to(precision).contiguous() for name, weight in checkpoint.parameters.items()},
         batches=split(spec, given),
         scored=given.scored,
         tensors=checkpoint.tensors,
