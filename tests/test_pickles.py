@@ -85,6 +85,15 @@ def test_tensors_that_are_more_than_tensors_are_refused(tmp_path):
         assert refusal(saved(tmp_path, state | {C_FC: odd})) == expected
 
 
+def test_a_state_dict_of_many_tensors_with_what_torch_notes_on_it(tmp_path):
+    """``_metadata`` is put on the dictionary once that is full, be it as large as it may."""
+    args = ARGS | {"n_layer": 10}
+    state = OrderedDict(state_dict(args))
+    vars(state)["_metadata"] = OrderedDict({"": {"version": 1}})
+    assert len(state) > 100
+    assert_same_model(saved(tmp_path, state, args), state_dict(args), args)
+
+
 def test_attributes_in_the_pickle_shadow_no_method(tmp_path):
     shadows = {name.upper(): "no method" for name in ("items", "keys", "values", "__len__")}
     state = OrderedDict(state_dict(ARGS))

@@ -48,6 +48,7 @@ CALLS = {
     "persistent_load(str, storage type, str, str, int)": "storage",
     "persistent_load(str, storage type, str, str, int, NoneType)": "storage",
     "build(OrderedDict, dict)": "OrderedDict",
+    "build(large OrderedDict, dict)": "OrderedDict",
     "build(numpy dtype, numpy state)": "numpy dtype",
 }
 """What a pickle may have called, on what, and the kind of the result.  None of them walks through its arguments."""
