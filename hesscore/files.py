@@ -62,6 +62,11 @@ def naming(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def reason(error: Exception, most: int = 120) -> str:
+    """What a library says of a file, cut to its first line."""
+    return short((str(error).strip().splitlines() or [type(error).__name__])[0], most)
+
+
 def short(text: object, most: int = 80) -> str:
     """What a file says, on one line and cut to a length that a message can carry."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: most + 1])

@@ -29,7 +29,8 @@ UNKNOWN = "of no known family: only {} so far; its keys are".format(
     "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
 )
 NO_CONFIG = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
-RESAVE = "torch.save only dense tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
+NO_TENSORS = "holds no dictionary of tensors; its keys are"
+RESAVE = "torch.save only dense tensors and numbers, such as a state dict"
 
 
 def saved(folder, state, args=ARGS, **rest):

@@ -156,7 +156,7 @@ def poke(value):
         ),
         (
             lambda state: [state.pop(name) for name in list(state)],
-            "model_args say n_layer 2, but there are 0 blocks",
+            "holds no dictionary of tensors; its keys are model, model_args, iter_num: save model.state_dict()",
         ),
     ],
 )

@@ -5,11 +5,12 @@ import pickle
 import re
 import sys
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hesscore.checkpoints import load, pickles
-from hesscore.checkpoints.reading import LEGACY
+from hesscore.checkpoints.reading import read
+from hesscore.checkpoints.torchfiles import LEGACY
 from hesscore.errors import InputError
-from tests.checkpoints import ARGS, RESAVE, UNKNOWN, assert_same_model, refusal, saved, zipped
+from tests.checkpoints import ARGS, NO_TENSORS, RESAVE, assert_same_model, refusal, saved, zipped
 from tests.reference_nanogpt import state_dict
 
 C_FC, LN_F = "transformer.h.1.mlp.c_fc.weight", "transformer.ln_f.weight"
@@ -55,6 +57,13 @@ def test_a_pickle_that_wants_code_is_refused_and_runs_nothing(tmp_path, way, pro
         assert canary.exists()  # so it was a canary
 
 
+@pytest.mark.parametrize("modern", [True, False])
+def test_a_whole_module_is_code(tmp_path, modern):
+    path = tmp_path / "ckpt.pt"
+    torch.save({"model": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=modern)
+    assert refusal(path) == f"asks to run torch.nn.modules.linear.Linear on loading; nothing was run; {RESAVE}"
+
+
 def test_the_result_of_a_call_is_not_called(tmp_path):
     method = pickle.dumps(Path.touch, 2)  # getattr(Path, "touch")
     path = zipped(tmp_path / "ckpt.pt", method[:-1] + b")R.")
@@ -70,6 +79,26 @@ def test_another_pickle_protocol_is_explained(tmp_path):
         "damaged, or not a checkpoint: its pickle protocol is not torch.save's own; "
         "torch.save it without pickle_protocol"
     )
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_harmless_containers_and_scalars_are_read(tmp_path, modern):
+    beside = {
+        "loss": np.float32(0.5),
+        "done": np.bool_(True),
+        "best": torch.tensor(0.25, dtype=torch.float64),
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda", 1),
+        "milestones": Counter({30: 1, 60: 2}),
+        "names": {"a", "b"},
+        "raw": b"\xff\0",
+        "nested": [OrderedDict(a=(1, None)), {2: {3.5: "c"}}],
+    }
+    path = tmp_path / "ckpt.pt"
+    torch.save({"model": {"w": torch.ones(2)}, **beside}, path, _use_new_zipfile_serialization=modern)
+    assert read(path).beside == beside
+    assert {name: type(value) for name, value in read(path).beside.items()} == {n: type(v) for n, v in beside.items()}
 
 
 class Subclass(Tensor):
@@ -158,6 +187,12 @@ MANY = b"}(" + b"".join(text(str(n)) + b"N" for n in range(1000)) + b"u"
         (b"}" + BOMB + b"Ns", f"a dictionary in it has a tuple for a key, not a name or a number; {RESAVE}"),
         (b"}(" + COLLIDING + b"u", f"a dictionary in it has a large int for a key, not a name or a number; {RESAVE}"),
         (BOMB + b")R", "tuple()"),
+        (b"c__builtin__\nset\n](" + b"K\1" * 101 + b"e\x85R", "__builtin__.set(large list)"),
+        (b"c__builtin__\nset\n](" + COLLIDING + b"e\x85R", "__builtin__.set(large list)"),
+        (b"c__builtin__\nset\n](" + COLLIDING[12:24] + b"e\x85R", "__builtin__.set(list)"),
+        (b"c__builtin__\nset\n]" + BOMB + b"a\x85R", "__builtin__.set(list)"),
+        (b"ccollections\nCounter\n" + MANY + b"\x85R", "collections.Counter(large dict)"),
+        (b"Nr\xff\xff\xff\x7f", "damaged, or not a checkpoint: it puts its object 2 at place 2147483647"),
         (b"]q\0(h\0h\0e)R", "list()"),
         (ORDERED + ENDLESS + b"\x85R", "collections.OrderedDict(tensor)"),
         (ORDERED + ENDLESS + b"R", "collections.OrderedDict(...)"),
@@ -207,7 +242,7 @@ def test_a_pickle_by_another_name_is_scanned_too(tmp_path):
 
 def test_deep_nesting_is_no_trouble(tmp_path):
     deep = b"\x80\x02" + b"}X\x01\0\0\0a" * 5000 + b"N" + b"s" * 5000 + b"."
-    assert refusal(zipped(tmp_path / "ckpt.pt", deep)) == f"{UNKNOWN} a"
+    assert refusal(zipped(tmp_path / "ckpt.pt", deep)) == f"{NO_TENSORS} a: save model.state_dict()"
 
 
 PIECES = [
@@ -215,6 +250,8 @@ PIECES = [
     *(b"%c%c" % (code, place) for code in b"qh" for place in range(3)),
     *(
         b"K\1",
+        b"\x8c\1a",
+        b"\x95" + bytes(8),
         b"\x8a\x01\x05",
         text("a"),
         text("model_args"),
@@ -227,8 +264,11 @@ PIECES = [
 
 
 @settings(max_examples=300)
-@given(st.lists(st.tuples(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), st.sampled_from([1, 1, 2, 2000]))))
-def test_every_pickle_takes_steps_in_proportion_to_its_bytes(tmp_path_factory, parts):
+@given(
+    st.sampled_from([pickles.TORCH, pickles.PLAIN]),
+    st.lists(st.tuples(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), st.sampled_from([1, 1, 2, 2000]))),
+)
+def test_every_pickle_takes_steps_in_proportion_to_its_bytes(tmp_path_factory, dialect, parts):
     pickled = b"\x80\x02" + b"".join(b"".join(pieces) * times for pieces, times in parts) + b"."
     steps = 0
 
@@ -241,7 +281,7 @@ def test_every_pickle_takes_steps_in_proportion_to_its_bytes(tmp_path_factory, p
     sys.settrace(count)
     try:
         with suppress(Exception):
-            pickles.scan(BytesIO(pickled))
+            pickles.scan(BytesIO(pickled), dialect)
     finally:
         sys.settrace(before)
     assert steps < 200 * len(pickled)

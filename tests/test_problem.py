@@ -173,7 +173,7 @@ def test_every_thread_has_a_part_of_its_own(monkeypatch):
 
 
 def test_where_no_window_fits_no_number_is_given(free):
-    free(2**20)
+    free(2**22)
     for tokens in VAL, None:
         with pytest.raises(InputError, match=r"are free: not even 128 tokens fit$"):
             open_problem(CHECKPOINT, tokens)

@@ -177,7 +177,7 @@ class Family(ABC):
             tensors={leaf: stored_as[place.name] + place.part for leaf, place in places.items()},
             left_out=content.left_out,
             folder=stored.folder,
-            sha256=stored.file.sha256(),
+            sha256=stored.sha256,
             notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in)],
         )
 

@@ -1,4 +1,4 @@
-"""What torch.save writes as a pickle, told from everything else before anything in it is built.
+"""What torch.save and pickle.dump write, told from everything else before anything in it is built.
 
 An unpickler that calls nothing but functions of a list can still be made to take years, or all memory, by a few bytes:
 tuples of tuples of tuples, dictionaries whose keys all collide, calls on views of 10^12 numbers.  So a pickle is first
@@ -17,22 +17,53 @@ from typing import IO, Any
 from hesscore.errors import InputError
 from hesscore.files import short
 
-RESAVE = "torch.save only dense tensors and numbers: {'model': model.state_dict(), 'model_args': ...}"
+RESAVE = "torch.save only dense tensors and numbers, such as a state dict"
 
 MOST_STEPS = 2_000_000
 """Opcodes in one pickle.  A weight takes about fifty, and each of its two moments as many."""
 
-OPCODES = frozenset(
-    "PROTO STOP GLOBAL REDUCE BUILD BINPERSID MARK BINGET LONG_BINGET BINPUT LONG_BINPUT "  # noqa: SIM905
-    "APPEND APPENDS SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT "
+_CONTAINERS = frozenset(
+    "PROTO STOP MARK BINGET LONG_BINGET BINPUT LONG_BINPUT APPEND APPENDS SETITEM SETITEMS "  # noqa: SIM905
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT "
     "NONE NEWFALSE NEWTRUE BININT BININT1 BININT2 BINFLOAT BINUNICODE LONG1".split()
 )
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a pickle may say."""
+
+    opcodes: frozenset[str]
+    calls: bool
+    """Whether it may call what ``CALLS`` lists; else it may name nothing at all."""
+    advice: str
+    """How to write a file that is read."""
+    foreign: str
+    """What is said of other opcodes."""
+
+
+TORCH = Dialect(
+    _CONTAINERS | {"GLOBAL", "REDUCE", "BUILD", "BINPERSID"},
+    calls=True,
+    advice=RESAVE,
+    foreign="its pickle protocol is not torch.save's own; torch.save it without pickle_protocol",
+)
 """What torch.save writes of protocol 2, and torch loads."""
+
+PLAIN = Dialect(
+    _CONTAINERS | {"FRAME", "MEMOIZE", "SHORT_BINUNICODE", "GLOBAL", "STACK_GLOBAL"},
+    calls=False,
+    advice="pickle.dump only dictionaries of texts and numbers",
+    foreign="it holds more than containers, texts and numbers",
+)
+"""What pickle.dump writes of containers, texts and numbers; globals only for the message that names them."""
 
 _TENSOR = "storage, int, ints, ints, bool, OrderedDict"
 _NUMPY = ("f2", "f4", "f8", "i4", "i8", "b1")
 CALLS = {
     "collections.OrderedDict()": "OrderedDict",
+    "collections.Counter(dict)": "Counter",
+    "__builtin__.set(keys)": "set",
     f"torch._utils._rebuild_tensor_v2({_TENSOR})": "tensor",
     f"torch._utils._rebuild_tensor_v2({_TENSOR}, dict)": "tensor",
     f"torch._utils._rebuild_tensor_v3({_TENSOR}, torch dtype)": "tensor",
@@ -74,10 +105,10 @@ class Made:
     """How many of each kind a list holds, or a dictionary has for keys."""
 
 
-def scan(stream: IO[bytes]) -> Any:
+def scan(stream: IO[bytes], dialect: Dialect = TORCH) -> Any:
     """Run a pickle up to its end and return what it makes: tuples of ``Made``, texts, numbers and ``None``.
 
-    ``InputError`` for what torch.save does not write; a broken pickle may raise anything.
+    ``InputError`` for what is not of its dialect; a broken pickle may raise anything.
     """
     stack: list[Any] = []
     below: list[list[Any]] = []  # what lies under each open mark
@@ -85,31 +116,36 @@ def scan(stream: IO[bytes]) -> Any:
     argument: Any
     for step, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if step == MOST_STEPS:
-            raise InputError(f"not sound: its pickle has more than {MOST_STEPS} steps; {RESAVE}")
-        if opcode.name not in OPCODES:
-            raise ValueError("its pickle protocol is not torch.save's own; torch.save it without pickle_protocol")
+            raise InputError(f"not sound: its pickle has more than {MOST_STEPS} steps; {dialect.advice}")
+        if opcode.name not in dialect.opcodes:
+            raise ValueError(dialect.foreign)
         if opcode.name == "MARK":
             below.append(stack)
             stack = []
-        elif opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
+        elif opcode.name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            place = len(memo) if argument is None else argument
+            if place > step:  # pickle would make room for all places before it
+                raise ValueError(f"it puts its object {step} at place {place}")
+            memo[place] = stack[-1]
         elif opcode.name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
-        elif opcode.name != "PROTO":
+        elif opcode.name not in ("PROTO", "FRAME"):
             above: list[Any] = []
             before = opcode.stack_before
             if pickletools.markobject in before:
                 above, stack = stack, below.pop()
                 before = before[: before.index(pickletools.markobject)]
             taken = [stack.pop() for _ in before][::-1] + above
-            stack.append(_made(opcode.name, argument, taken))
+            stack.append(_made(opcode.name, argument, taken, dialect))
     return stack[-1]
 
 
 def kind(value: Any) -> str:
     """What an object is, as far as ``CALLS`` tells objects apart: by type, and large ones from others."""
     if isinstance(value, Made):
-        return value.kind if value.contents.total() <= 100 else f"large {value.kind}"
+        if value.contents.total() > 100:
+            return f"large {value.kind}"
+        return "keys" if value.kind == "list" and value.contents.keys() <= set(KEYS) else value.kind
     if isinstance(value, tuple):
         if value in NUMPY_STATES:
             return "numpy state"
@@ -121,7 +157,7 @@ def kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _made(opcode: str, argument: Any, taken: list[Any]) -> Any:
+def _made(opcode: str, argument: Any, taken: list[Any], dialect: Dialect) -> Any:
     """What an opcode puts in the place of what it takes."""
     match opcode:
         case "NEWTRUE" | "NEWFALSE":
@@ -136,10 +172,14 @@ def _made(opcode: str, argument: Any, taken: list[Any]) -> Any:
             keys = list(map(kind, taken[1::2]))
             wrong = next((key for key in keys if key not in KEYS), None)
             if wrong:
-                raise InputError(f"a dictionary in it has a {wrong} for a key, not a name or a number; {RESAVE}")
+                raise InputError(
+                    f"a dictionary in it has a {wrong} for a key, not a name or a number; {dialect.advice}"
+                )
             return _filled(taken[0], keys)
         case "GLOBAL":
-            return Made(_named(argument.replace(" ", ".", 1)))
+            return Made(_named(argument.replace(" ", ".", 1), dialect))
+        case "STACK_GLOBAL":
+            return Made(_named(".".join(taken), dialect))
         case "REDUCE":
             return Made(_called(kind(taken[0]), taken[1]))
         case "BINPERSID":
@@ -159,15 +199,16 @@ def _filled(container: Any, kinds: Iterable[str]) -> Made:
     return container
 
 
-def _named(name: str) -> str:
+def _named(name: str, dialect: Dialect) -> str:
     """The kind of what a pickle names; ``InputError`` if that might be code."""
-    if STORAGES.fullmatch(name):
-        return "storage type"
-    if DTYPES.fullmatch(name):
-        return "torch dtype"
-    if name not in FUNCTIONS:
-        raise InputError(f"asks to run {short(name)} on loading; nothing was run; {RESAVE}")
-    return name
+    if dialect.calls:
+        if STORAGES.fullmatch(name):
+            return "storage type"
+        if DTYPES.fullmatch(name):
+            return "torch dtype"
+        if name in FUNCTIONS:
+            return name
+    raise InputError(f"asks to run {short(name)} on loading; nothing was run; {dialect.advice}")
 
 
 def _called(function: str, arguments: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,6 +12,11 @@ from torch import Tensor
 
 from hesscore.errors import InputError
 from hesscore.files import short
+
+REAL = "save it in float32, as weights are real numbers"
+
+QUANTISED = re.compile(r"\.(qweight|qzeros|SCB|absmax|nested_absmax|quant_map)$")
+"""What GPTQ, AWQ and bitsandbytes call what belongs to quantised weights."""
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -77,10 +83,21 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise InputError(f"{short(name)} has shape {found}; its architecture asks for {shape}")
 
 
+def check_unquantised(name: str, tensor: Tensor) -> None:
+    """Refuse what is sure to be of quantised weights; masks and ids may be integers, and are let through."""
+    if QUANTISED.search(name):
+        raise InputError(f"{short(name)} is of quantised weights: {REAL}")
+    if tensor.dtype.itemsize == 1 and tensor.dtype != torch.bool and (tensor.is_floating_point() or tensor.ndim == 2):
+        raise _not_real(name, tensor)
+
+
 def check_float(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in FLOATS:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise InputError(f"{short(name)} holds {kind} values: save it in float32, as weights are real numbers")
+        raise _not_real(name, tensor)
+
+
+def _not_real(name: str, tensor: Tensor) -> InputError:
+    return InputError(f"{short(name)} holds {str(tensor.dtype).removeprefix('torch.')} values: {REAL}")
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
