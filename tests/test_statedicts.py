@@ -1,5 +1,7 @@
 """The state dict in a file of torch.save, wherever a training script put it."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -97,13 +99,13 @@ def test_where_none_is_more_likely_one_is_asked_for():
 
 def test_dictionaries_that_many_lead_to_are_looked_into_once():
     """A pickle may hold 10^9 ways to one dictionary."""
-    below = [{"model": STATE}]
+    below: list[dict[str, Any]] = [{"model": STATE}]
     for _ in range(8):
         below = [{str(key): content for key, content in enumerate(below)} for _ in range(10)]
     assert_state(find({str(key): content for key, content in enumerate(below)}).tensors)
 
 
 def test_a_dictionary_within_itself_has_an_end():
-    content = {"model": STATE}
+    content: dict[str, Any] = {"model": STATE}
     content["again"] = content
     assert_state(find(content).tensors)
