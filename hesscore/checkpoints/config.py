@@ -58,6 +58,14 @@ class Config(BaseModel):
         return "regression" if kind == "regression" else "sequence"
 
 
+def architecture(**fields: Any) -> spec.Spec:
+    """The spec with these fields; ``InputError`` if there cannot be one."""
+    try:
+        return spec.make_spec(fields)
+    except UsageError as error:
+        raise InputError(f"no such architecture: {error}") from error
+
+
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 

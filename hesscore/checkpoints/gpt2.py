@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hesscore.checkpoints.config import Activation, Config, config_of
+from hesscore.checkpoints.config import Activation, Config, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
 from hesscore.checkpoints.places import Place, fused, whole
 from hesscore.checkpoints.reading import Stored
@@ -64,7 +64,7 @@ class GPT2(Family):
         ]
         loss, labels = content.head(heads, config.classifies)
         content.leave_out(r"multiple_choice_head\..*", "a head that is not scored")
-        return Spec(
+        return architecture(
             d_model=config.n_embd,
             d_ff=config.n_inner or 4 * config.n_embd,
             layers=config.n_layer,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hesscore.checkpoints.config import architecture
 from hesscore.checkpoints.family import Content, Family, Head, numbered
 from hesscore.checkpoints.places import Place, fused, turned, whole
 from hesscore.checkpoints.reading import Stored
@@ -76,7 +77,7 @@ class NanoGPT(Family):
 
 def spec_of(args: Mapping[str, Any], tied: bool, loss: Loss = "causal_lm") -> Spec:
     """The architecture that ``model_args`` stand for."""
-    return Spec(
+    return architecture(
         d_model=args["n_embd"],
         d_ff=4 * args["n_embd"],
         layers=args["n_layer"],

@@ -1,0 +1,171 @@
+"""A Llama, Mistral or Qwen2 of transformers means to us what it means to transformers."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tests.checkpoints import refusal
+from tests.oracle import assert_same, made, saved
+
+FIELDS: dict[str, Any] = {
+    "vocab_size": 13,
+    "hidden_size": 12,
+    "intermediate_size": 7,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+IDS = torch.tensor([[1, 4, 4, 0, 9, 10, 5], [7, 2, 3, 12, 12, 12, 12]])
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]])
+BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS.masked_fill(MASK == 0, -100)}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 50.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"num_key_value_heads": 3},
+        {"head_dim": 6},
+        {"rms_norm_eps": 0.1},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}},
+        {"head_dim": 16, "rope_parameters": LLAMA3},
+        {"head_dim": 16, "rope_parameters": YARN},
+        {"head_dim": 16, "rope_parameters": {**YARN, "beta_fast": 4.0, "beta_slow": 2.0, "truncate": False}},
+        {"head_dim": 16, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}},
+        {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.3}},
+    ],
+    ids=str,
+)
+def test_llama(tmp_path, options):
+    model = made(LlamaForCausalLM, LlamaConfig(**FIELDS | options))
+    assert_same(model, saved(model, tmp_path), BATCH)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 50])
+def test_mistral_sees_no_further_than_its_window(tmp_path, window):
+    model = made(MistralForCausalLM, MistralConfig(**FIELDS, sliding_window=window))
+    assert_same(model, saved(model, tmp_path), BATCH)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 28},
+    ],
+    ids=str,
+)
+def test_qwen2(tmp_path, options):
+    model = made(Qwen2ForCausalLM, Qwen2Config(**FIELDS | options))
+    assert_same(model, saved(model, tmp_path), BATCH)
+
+
+def test_classes_of_sequences_and_of_tokens(tmp_path):
+    config = LlamaConfig(**FIELDS, num_labels=4, pad_token_id=12)
+    model = made(LlamaForSequenceClassification, config)
+    assert_same(model, saved(model, tmp_path / "sequence"), BATCH | {"labels": torch.tensor([3, 0])})
+    model = made(LlamaForTokenClassification, config)
+    labels = (IDS % 4).masked_fill(MASK == 0, -100)
+    assert_same(model, saved(model, tmp_path / "token"), BATCH | {"labels": labels})
+
+
+def test_the_older_way_to_say_the_rotation(tmp_path):
+    model = made(LlamaForCausalLM, LlamaConfig(**FIELDS, head_dim=16, rope_parameters=dict(LLAMA3)))
+    path = saved(model, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope.pop("rope_type")}}
+    (path / "config.json").write_text(json.dumps(config))
+    assert_same(model, path, BATCH)
+
+
+def changed(path, tensors=None, **fields):
+    """The folder with other fields in its config.json, and its tensors after ``tensors``; a field of ... is dropped."""
+    config = json.loads((path / "config.json").read_text()) | fields
+    kept = {name: value for name, value in config.items() if value is not ...}
+    (path / "config.json").write_text(json.dumps(kept))
+    if tensors:
+        state = load_file(path / "model.safetensors")
+        tensors(state)
+        save_file(state, path / "model.safetensors")
+    return path
+
+
+@pytest.fixture
+def small(tmp_path):
+    return saved(made(LlamaForCausalLM, LlamaConfig(**FIELDS)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"model_type": "gemma2"},
+            "config.json: model_type gemma2 is not supported; with such tensors llama, mistral, ",
+        ),
+        (
+            {"model_type": ...},
+            "config.json has no model_type, so it is not clear which of llama, ",
+        ),
+        ({"pretraining_tp": 2}, "config.json: pretraining_tp: input should be 1"),
+        ({"hidden_act": "quick_gelu"}, "config.json: hidden_act: quick_gelu is not one of gelu, "),
+        ({"num_attention_heads": ...}, "config.json: num_attention_heads: field required"),
+        ({"num_attention_heads": 5, "head_dim": ...}, "no such architecture: d_model: 12 is not divisible by heads: 5"),
+        ({"num_attention_heads": 6}, "layers.0.self_attn.q_proj.weight has shape (12, 12); its architecture asks for "),
+        ({"head_dim": 3, "num_attention_heads": 4}, "no such architecture: positions: rotary needs an even head width"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, "config.json: rope_parameters: rope_theta: input should be greater"),
+        ({"auto_map": {"AutoModel": "x.y"}}, "config.json: auto_map names code of its own, so what the model computes"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "config.json: rope_parameters: rope_type: input should be "),
+        ({"rope_parameters": {"rope_type": "linear"}}, "config.json: rope_parameters: linear needs a factor"),
+        ({"rope_parameters": {"mrope_section": [1]}}, "config.json: rope_parameters: unknown field mrope_section"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_refused(small, fields, said):
+    assert refusal(changed(small, **fields)).removeprefix("model.").startswith(said)
+
+
+def test_missing_surplus_and_bad_tensors(small):
+    name = "model.layers.1.self_attn.k_proj.weight"
+
+    def with_bias(state):
+        state["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(12)
+
+    assert "1 unexpected: layers.0.self_attn.q_proj.bias" in refusal(changed(small, with_bias))
+    assert f"1 missing: {name.removeprefix('model.')}" in refusal(
+        changed(small, lambda state: (state.pop(name), state.pop("model.layers.0.self_attn.q_proj.bias")))
+    )
