@@ -1,10 +1,12 @@
 """Models of transformers to measure adapters against, in float64 and with eager attention."""
 
+import json
 import os
 from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hesscore.chain import Point
 from hesscore.checkpoints import load
@@ -46,6 +48,18 @@ def saved(model, folder):
     with in_double():
         model.save_pretrained(folder)
     return folder
+
+
+def changed(path, tensors=None, **fields):
+    """The folder with other fields in its config.json, and its tensors after ``tensors``; a field of ... is dropped."""
+    config = json.loads((path / "config.json").read_text()) | fields
+    kept = {name: value for name, value in config.items() if value is not ...}
+    (path / "config.json").write_text(json.dumps(kept))
+    if tensors:
+        state = load_file(path / "model.safetensors")
+        tensors(state)
+        save_file(state, path / "model.safetensors")
+    return path
 
 
 def assert_same(model, path, batch, loss=None, tolerance=1e-10):

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -18,7 +17,7 @@ from transformers import (
 )
 
 from tests.checkpoints import refusal
-from tests.oracle import assert_same, made, saved
+from tests.oracle import assert_same, changed, made, saved
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 13,
@@ -111,18 +110,6 @@ def test_the_older_way_to_say_the_rotation(tmp_path):
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope.pop("rope_type")}}
     (path / "config.json").write_text(json.dumps(config))
     assert_same(model, path, BATCH)
-
-
-def changed(path, tensors=None, **fields):
-    """The folder with other fields in its config.json, and its tensors after ``tensors``; a field of ... is dropped."""
-    config = json.loads((path / "config.json").read_text()) | fields
-    kept = {name: value for name, value in config.items() if value is not ...}
-    (path / "config.json").write_text(json.dumps(kept))
-    if tensors:
-        state = load_file(path / "model.safetensors")
-        tensors(state)
-        save_file(state, path / "model.safetensors")
-    return path
 
 
 @pytest.fixture

@@ -47,3 +47,13 @@ def fused(name: str, leaf: Shape, index: int, count: int, transposed: bool = Tru
     if transposed and len(leaf) > 1:
         return Place(name, shape[::-1], lambda tensor: tensor.T[..., start:stop], f"[{start}:{stop}]")
     return Place(name, shape, lambda tensor: tensor[..., start:stop], f"[{start}:{stop}]")
+
+
+def interleaved(name: str, leaf: Shape, index: int, count: int, heads: int) -> Place:
+    """One of ``count`` parts of equal width, which lie side by side within each head; matrices as in ``turned``."""
+    shape = (count * leaf[-1], *leaf[:-1])
+
+    def take(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (heads, count, -1))[:, index].flatten(0, 1).T
+
+    return Place(name, shape, take, f"[{index} of {count} for each head]")
