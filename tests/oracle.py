@@ -66,25 +66,23 @@ def assert_same(model, path, batch, loss=None, tolerance=1e-10):
     """Outputs, loss, gradient and one Hessian-vector product are those of ``model``, by double backward."""
     checkpoint = load(path, loss)
     spec, family = checkpoint.spec, Family.registry[checkpoint.family]
-    with in_double():
-        output = model(**batch)
-    expected = output.logits.detach()
     graph = wired(spec)
     weights = {name: leaf.double() for name, leaf in checkpoint.parameters.items()}
     data = of_arrays(spec, batch)
     constants = inputs(spec, data.data, data.target, data.keep, segments=data.segments)
-    last = "head.shift" if spec.head_bias else "head"
-    logits = Point(graph, weights | constants, watch={last}).watched[last]
-    logits = logits[:, 0] if spec.pools else logits
-    seen = torch.ones_like(logits, dtype=torch.bool) if spec.pools or data.keep is None else data.keep[..., None]
-    assert (((logits - expected) * seen).abs().max() / expected.abs().max()) < tolerance
+    expected, expected_loss = outputs(model, spec, batch)
+    last = graph.nodes[graph.nodes[-1].sources[0]].name
+    found = Point(graph, weights | constants, watch={last}).watched[last]
+    found = found[:, 0] if spec.pools else found
+    seen = torch.ones_like(found, dtype=torch.bool) if spec.pools or data.keep is None else data.keep[..., None]
+    assert (((found - expected) * seen).abs().max() / expected.abs().max()) < tolerance
 
     ours = Curvature(graph, weights, [Batch(1.0, constants)])
-    assert abs(float(ours.loss) - output.loss.item()) < tolerance * abs(output.loss.item())
+    assert abs(float(ours.loss) - expected_loss.item()) < tolerance * abs(expected_loss.item())
     names, parameters = zip(*model.named_parameters(), strict=True)
     rng = torch.Generator().manual_seed(1)
     tangents = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
-    gradient = torch.autograd.grad(output.loss, parameters, create_graph=True, allow_unused=True)
+    gradient = torch.autograd.grad(expected_loss, parameters, create_graph=True, allow_unused=True)
     slope = torch.stack([(g * t).sum() for g, t in zip(gradient, tangents, strict=True) if g is not None]).sum()
     product = torch.autograd.grad(slope, parameters, allow_unused=True)
     unused = {name for name, g in zip(names, gradient, strict=True) if g is None}
@@ -96,7 +94,18 @@ def assert_same(model, path, batch, loss=None, tolerance=1e-10):
         return family.views({family.own(n): torch.zeros_like(p) if t is None else t for n, p, t in named}, spec)
 
     moved = {name: tangent.contiguous() for name, tangent in leaves(tangents).items()}
-    for found, wanted in (ours.gradient, leaves(gradient)), (ours.hvp(moved), leaves(product)):
+    for own, wanted in (ours.gradient, leaves(gradient)), (ours.hvp(moved), leaves(product)):
         total = torch.cat([leaf.flatten() for leaf in wanted.values()]).norm()
         for name, leaf in wanted.items():  # some are zero but for rounding, as those of a key's bias
-            assert (found[name] - leaf).norm() < 1e-8 * leaf.norm() + 1e-14 * total, name
+            assert (own[name] - leaf).norm() < 1e-8 * leaf.norm() + 1e-14 * total, name
+
+
+def outputs(model, spec, batch):
+    """What a model of transformers computes for a batch, and its loss; of a bare one, by the squared error."""
+    with in_double():
+        if spec.objective != "hidden":
+            found = model(**batch)
+            return found.logits.detach(), found.loss
+        hidden = model(**{part: array for part, array in batch.items() if part != "labels"}).last_hidden_state
+    keep = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones(hidden.shape[:2]) > 0
+    return hidden.detach(), (hidden[keep] - batch["labels"][keep]).square().mean()

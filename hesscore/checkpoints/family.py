@@ -39,7 +39,7 @@ class Content:
 
     tensors: dict[str, Tensor]
     """By the family's own names."""
-    stored_as: Mapping[str, str]
+    stored_as: dict[str, str]
     """The key of each tensor in the file."""
     stored: Stored
     loss: Loss | None
@@ -53,6 +53,17 @@ class Content:
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
             self.left_out[self.stored_as[name]] = why
+
+    def merge(self, name: str, of: str) -> None:
+        """Take ``name`` for another name of the tensor ``of``; ``InputError`` if both are there and differ."""
+        if name not in self.tensors:
+            return
+        if of not in self.tensors:
+            self.tensors[of], self.stored_as[of] = self.tensors.pop(name), self.stored_as[name]
+        elif same_values(self.tensors[name], self.tensors[of]):
+            self.leave_out(re.escape(name), f"a copy of {self.stored_as[of]}")
+        else:
+            raise InputError(f"{self.stored_as[name]} and {self.stored_as[of]} are one tensor, but differ: keep one")
 
     def tied(self, head: str, table: str, asked: bool = True) -> bool:
         """Whether the head is the token table: it is ``asked`` to be, and absent or equal, and then left out."""
