@@ -3,6 +3,9 @@
 import json
 import os
 from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -10,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from hesscore.chain import Point
 from hesscore.checkpoints import load
-from hesscore.checkpoints.family import Family
 from hesscore.curvature import Batch, Curvature
 from hesscore.inputs.arrays import of_arrays
 from hesscore.wiring.inputs import inputs
@@ -62,10 +64,10 @@ def changed(path, tensors=None, **fields):
     return path
 
 
-def assert_same(model, path, batch, loss=None, tolerance=1e-10):
+def assert_same(model, path, batch, loss=None, save=saved, tolerance=1e-10):
     """Outputs, loss, gradient and one Hessian-vector product are those of ``model``, by double backward."""
     checkpoint = load(path, loss)
-    spec, family = checkpoint.spec, Family.registry[checkpoint.family]
+    spec = checkpoint.spec
     graph = wired(spec)
     weights = {name: leaf.double() for name, leaf in checkpoint.parameters.items()}
     data = of_arrays(spec, batch)
@@ -79,25 +81,29 @@ def assert_same(model, path, batch, loss=None, tolerance=1e-10):
 
     ours = Curvature(graph, weights, [Batch(1.0, constants)])
     assert abs(float(ours.loss) - expected_loss.item()) < tolerance * abs(expected_loss.item())
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    parameters = list(model.parameters())
     rng = torch.Generator().manual_seed(1)
     tangents = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
     gradient = torch.autograd.grad(expected_loss, parameters, create_graph=True, allow_unused=True)
     slope = torch.stack([(g * t).sum() for g, t in zip(gradient, tangents, strict=True) if g is not None]).sum()
     product = torch.autograd.grad(slope, parameters, allow_unused=True)
-    unused = {name for name, g in zip(names, gradient, strict=True) if g is None}
-    assert {family.own(name) for name in unused} <= {family.own(key) for key in checkpoint.left_out}
-
-    def leaves(tensors):
-        """Ours, of theirs; those that the loss does not depend on are zero."""
-        named = zip(names, parameters, tensors, strict=True)
-        return family.views({family.own(n): torch.zeros_like(p) if t is None else t for n, p, t in named}, spec)
-
-    moved = {name: tangent.contiguous() for name, tangent in leaves(tangents).items()}
-    for own, wanted in (ours.gradient, leaves(gradient)), (ours.hvp(moved), leaves(product)):
-        total = torch.cat([leaf.flatten() for leaf in wanted.values()]).norm()
+    moved = as_leaves(model, tangents, loss, save)
+    # What is left out of the model has no gradient: these tangents move nothing else.
+    for own, theirs in (ours.gradient, gradient), (ours.hvp(moved), product):
+        wanted = as_leaves(model, theirs, loss, save)
+        total = sum(float(tensor.square().sum()) for tensor in theirs if tensor is not None) ** 0.5
+        assert total == pytest.approx(sum(float(leaf.square().sum()) for leaf in wanted.values()) ** 0.5, rel=1e-12)
         for name, leaf in wanted.items():  # some are zero but for rounding, as those of a key's bias
             assert (own[name] - leaf).norm() < 1e-8 * leaf.norm() + 1e-14 * total, name
+
+
+def as_leaves(model, tensors, loss, save):
+    """Tensors by the parameters of a model of transformers in our layout: as if they were its weights."""
+    twin = deepcopy(model)
+    with torch.no_grad(), TemporaryDirectory() as folder:
+        for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
+            parameter.copy_(torch.zeros_like(parameter) if tensor is None else tensor)
+        return {name: leaf.contiguous() for name, leaf in load(save(twin, Path(folder)), loss).parameters.items()}
 
 
 def outputs(model, spec, batch):
