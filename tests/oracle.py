@@ -36,12 +36,19 @@ def made(kind, config, seed=0):
     config._attn_implementation = "eager"
     with in_double():
         model = kind(config).double().eval()
+    model = randomised(model, seed)
+    model.tie_weights()
+    return model
+
+
+def randomised(model, seed=0):
+    """In float64, with random weights."""
+    model = model.double().eval()
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             near = float(parameter.ndim == 1 and name.endswith("weight"))
             parameter.copy_(near + torch.randn(parameter.shape, generator=rng, dtype=torch.float64) / 3)
-        model.tie_weights()
     return model
 
 
@@ -108,10 +115,16 @@ def as_leaves(model, tensors, loss, save):
 
 def outputs(model, spec, batch):
     """What a model of transformers computes for a batch, and its loss; of a bare one, by the squared error."""
+    if not hasattr(model, "config"):  # timm's have no loss
+        if spec.objective == "hidden":
+            hidden = model.forward_features(batch["pixel_values"])
+            return hidden.detach(), (hidden - batch["labels"]).square().mean()
+        logits = model(batch["pixel_values"])
+        return logits.detach(), torch.nn.functional.cross_entropy(logits, batch["labels"])
     with in_double():
         if spec.objective != "hidden":
             found = model(**batch)
             return found.logits.detach(), found.loss
         hidden = model(**{part: array for part, array in batch.items() if part != "labels"}).last_hidden_state
-    keep = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones(hidden.shape[:2]) > 0
+    keep = batch.get("attention_mask", torch.ones(hidden.shape[:2])).bool()
     return hidden.detach(), (hidden[keep] - batch["labels"][keep]).square().mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
 
 from torch import Tensor
 
@@ -57,3 +58,9 @@ def interleaved(name: str, leaf: Shape, index: int, count: int, heads: int) -> P
         return tensor.unflatten(0, (heads, count, -1))[:, index].flatten(0, 1).T
 
     return Place(name, shape, take, f"[{index} of {count} for each head]")
+
+
+def patched(name: str, leaf: Shape, channels: int) -> Place:
+    """A convolution ``(out, channels, size, size)`` of that stride: a linear map of the pixels of a patch."""
+    size = isqrt(leaf[0] // channels)
+    return Place(name, (leaf[1], channels, size, size), lambda tensor: tensor.flatten(1).T)
