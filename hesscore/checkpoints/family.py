@@ -19,6 +19,9 @@ from hesscore.errors import InputError, UsageError
 from hesscore.spec import Loss, Spec
 from hesscore.wiring.model import model
 
+MAX_LAYERS = 10_000
+"""Layers that may share weights, so that the number of tensors is no limit."""
+
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
 """What torch.compile and DistributedDataParallel put before names, at any depth."""
 
@@ -169,6 +172,10 @@ class Family(ABC):
         """The model in a file; ``InputError`` if it is not exactly what its architecture asks for."""
         content = self.content(stored, loss)
         spec = self.spec(content)
+        if (spec.weight_sets or spec.layers) > len(content.tensors) or spec.layers > MAX_LAYERS:
+            raise InputError(
+                f"its architecture has {spec.layers} layers, but the file only {len(content.tensors)} tensors"
+            )
         places = self.places(spec)
         assert set(places) == set(model(spec).parameters)
         shapes, tensors, stored_as = self.shapes(spec), content.tensors, content.stored_as

@@ -13,6 +13,9 @@ from hesscore.fields import validated
 from hesscore.files import short
 from hesscore.spec import Size
 
+WIDEST = 2**16
+"""Features of a head: beyond any, and few enough to compute an angle for each."""
+
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
@@ -62,6 +65,8 @@ class RotaryConfig(Config):
         except UsageError as error:
             raise InputError(f"config.json: rope_parameters: {error}") from error
         width = int(head_width * rope.partial_rotary_factor)
+        if not 2 <= width <= WIDEST:
+            raise InputError(f"config.json: {width} of {head_width} features of a head are rotated, not 2 to {WIDEST}")
         if rope.low_freq_factor >= rope.high_freq_factor:
             raise InputError("config.json: rope_parameters: low_freq_factor is not below high_freq_factor")
         if rope.rope_type != "default" and rope.factor is None:
