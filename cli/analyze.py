@@ -98,7 +98,8 @@ def analyze(
         for note in problem.notes:
             message(f"note: {note}")
         if not sys.stderr.isatty():  # a terminal gets a bar
-            message(f"{_count(len(names), 'block')} on {_count(problem.scored, 'token')}")
+            what = "sequence" if problem.spec.pools else "token"
+            message(f"{_count(len(names), 'block')} on {_count(problem.scored, what)}")
     curvature = problem.curvature()
     report = Report(problem, float(curvature.loss), settings, names)
     keep_on_interrupt()
@@ -121,8 +122,8 @@ def _show(report: Report) -> None:
     problem = report.problem
     spec = problem.spec
     parameters = _count(sum(weight.numel() for weight in problem.parameters.values()), "parameter")
-    scored = _count(problem.scored, "scored token")
-    family, what = problem.provenance.get("family", "spec"), "cross entropy" if spec.vocab else "squared error"
+    scored = _count(problem.scored, "sequence" if spec.pools else "scored token")
+    family, what = problem.provenance.get("family", "spec"), "cross entropy" if spec.classifies else "squared error"
     show(
         f"{problem.source}: {family}, {_count(spec.layers, 'layer')}, d_model {spec.d_model}, {parameters}",
         f"loss {report.loss:.6g}: mean {what} over {scored}, {problem.provenance['data']}",

@@ -51,7 +51,7 @@ class Problem:
     parameters: Mapping[str, Tensor] = field(repr=False)
     batches: list[Batch] = field(repr=False)
     scored: int
-    """Tokens in the mean that is the loss."""
+    """Tokens, or sequences, in the mean that is the loss."""
     tensors: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The name in the file of each parameter."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -127,7 +127,11 @@ def open_problem(
     checkpoint = load(source, loss)
     spec, notes = checkpoint.spec, checkpoint.notes[:]
     precision = precision_of(spec, dtype)
-    provenance: dict[str, Any] = {"family": checkpoint.family, "checkpoint_sha256": checkpoint.sha256}
+    provenance: dict[str, Any] = {
+        "family": checkpoint.family,
+        "checkpoint_sha256": checkpoint.sha256,
+        "left_out": checkpoint.left_out,
+    }
     if data is None:
         given = drawn_data(spec, seed, min(spec.length, DRAWN_LENGTH))
         provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}

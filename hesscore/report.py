@@ -78,7 +78,7 @@ class _Report(ABC, Generic[AnyRow]):
             "device": "cpu",
             **self.settings,
             "loss": self.loss,
-            "loss_normalisation": "mean over scored tokens",
+            "loss_normalisation": f"mean over scored {'sequences' if problem.spec.pools else 'tokens'}",
             "scored_tokens": problem.scored,
             "duration_seconds": round(self.duration, 3),
             "notes": problem.notes,
