@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import torch
 from hesscore import memory
 from hesscore.curvature import CACHED_ELEMENTS
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs.data import Data
+from hesscore.inputs.data import Data, counted
 from hesscore.spec import Spec
 from hesscore.wiring.size import kept, parameter_count
 
 DOUBLE_UP_TO = 5_000_000
 """Parameters up to which float64 is the default precision."""
-
-LONGEST_WINDOW = 1024
-"""Tokens of a sequence that is not given as such: attention takes memory by the square of them."""
 
 MAX_LAYERS = 10_000
 """Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
@@ -30,11 +26,6 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 def precision_of(spec: Spec, dtype: str | None) -> torch.dtype:
     return DTYPES[dtype or ("float64" if parameter_count(spec) <= DOUBLE_UP_TO else "float32")]
-
-
-def window(spec: Spec) -> int:
-    """Tokens of a sequence that is cut from a longer one, at most; a whole image."""
-    return spec.length if spec.image_size else min(spec.length, LONGEST_WINDOW)
 
 
 def together(spec: Spec, sequences: int, length: int) -> int:
@@ -80,6 +71,6 @@ def check_data(source: str | Path, spec: Spec, data: Data, dtype: torch.dtype) -
 
     if said := memory.excess(takes(sequences)):
         fit = bisect_right(range(1, sequences), memory.free(), key=takes)
-        less = replace(data, target=data.target[:fit], keep=None if data.keep is None else data.keep[:fit])
-        advice = f"--max-tokens {less.scored} fits" if fit else f"not even {length} tokens fit"
-        raise InputError(f"{source}: {data.scored} tokens {said}: {advice}")
+        tokens = counted(spec, data)
+        advice = f"--max-tokens {int(tokens[:fit].sum())} fits" if fit else f"not even {length} tokens fit"
+        raise InputError(f"{source}: {int(tokens.sum())} tokens {said}: {advice}")

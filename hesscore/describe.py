@@ -14,8 +14,9 @@ import torch
 
 import hesscore
 from hesscore.analysis import place
-from hesscore.capacity import need, precision_of, window
+from hesscore.capacity import need, precision_of
 from hesscore.checkpoints import load
+from hesscore.inputs.data import window
 from hesscore.output import SCHEMA_VERSION, plain
 from hesscore.problem import MAX_TOKENS, check_options
 from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec

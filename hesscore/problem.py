@@ -23,7 +23,7 @@ from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
 from hesscore.inputs import data as given
 from hesscore.inputs.data import UNSCORED, Data
-from hesscore.inputs.tokens import read_data
+from hesscore.inputs.reading import read_data
 from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.wiring.inputs import SAME_FOR_ALL, inputs
 from hesscore.wiring.model import mask, model, parameters
@@ -137,9 +137,8 @@ def open_problem(
         provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
         notes.append(f"no --data: scored on {_drawn(spec)}; not its real curvature")
     else:
-        assert spec.vocab is not None
         max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
-        given = read_data(data, spec.vocab, spec.seq_len, max_tokens)
+        given = read_data(data, spec, max_tokens, seed, checkpoint.folder)
         provenance |= {"data": str(data), "data_sha256": given.sha256, "max_tokens": max_tokens}
         notes += given.notes
     check_data(data or source, spec, given, precision)
@@ -222,7 +221,7 @@ def split(spec: Spec, data: Data) -> list[Batch]:
     """
     count, length = data.data.shape[:2]
     size = together(spec, count, length + spec.class_token)
-    constants = inputs(spec, data.data, data.target, data.keep, segments=data.segments)
+    constants = inputs(spec, data.data, data.target, data.keep, data.weights, data.segments)
     weights = constants["weights"]
     scored = weights * (data.target != UNSCORED) if spec.classifies else weights
     own = {

@@ -14,9 +14,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from hesscore.analysis import COLUMNS, analyze, cost, place, select
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
-from hesscore.inputs.tokens import read_data
+from hesscore.inputs.reading import read_data
 from hesscore.problem import Problem, open_problem
 from hesscore.report import Report
+from hesscore.spec import Spec
 from hesscore.spectrum import ends as module
 from tests import reference_nanogpt
 
@@ -69,7 +70,7 @@ class Reference:
         self.leaf = whole[start:stop].clone().requires_grad_()
         state[name] = torch.cat([whole[:start], self.leaf, whole[stop:]])
         state["lm_head.weight"] = state["transformer.wte.weight"]
-        data = read_data(VAL, 96, 128, max_tokens)
+        data = read_data(VAL, Spec(d_model=1, d_ff=0, vocab=96, seq_len=128), max_tokens)
         self.loss = reference_nanogpt.loss(state, content["model_args"], data.data, data.target)
         (self.gradient,) = torch.autograd.grad(self.loss, self.leaf, create_graph=True)
 
@@ -319,7 +320,7 @@ def test_every_checkpoint_of_the_run_opens(moment):
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 4096, 9999])
 def test_max_tokens(tokens):
     problem = open_sample(max_tokens=tokens)
-    data = read_data(VAL, 96, 128, tokens)
+    data = read_data(VAL, problem.spec, tokens)
     assert problem.scored == min(tokens, 4096) == int((data.target != -100).sum())
     said = [f"only the first {tokens} of 4096 tokens are scored"] if tokens < 4096 else []
     assert list(problem.notes) == said

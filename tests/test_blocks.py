@@ -21,7 +21,7 @@ from hesscore.errors import InputError, UsageError
 from hesscore.explicit.block import block_hessian
 from hesscore.explicit.size import kept
 from hesscore.heatmap import draw
-from hesscore.inputs.tokens import read_data
+from hesscore.inputs.reading import read_data
 from hesscore.report import BlockReport
 from tests import reference, reference_nanogpt
 from tests.command import CHECKPOINT, ROOT, VAL, strict
@@ -218,7 +218,7 @@ def nanogpt(tmp_path, tokens=9):
 def test_a_block_of_a_checkpoint_is_taken_at_its_real_input(tmp_path, layer, target):
     """Nine tokens are a whole window, and half of one of which the rest weighs nothing."""
     p, state = nanogpt(tmp_path)
-    data = read_data(tmp_path / "ids.npy", 11, 6, 9)
+    data = read_data(tmp_path / "ids.npy", p.spec, 9)
     scored = data.target != -100
     assert (scored.numel(), int(scored.sum())) == (12, 9)
     x = state["transformer.wte.weight"][data.data] + state["transformer.wpe.weight"]

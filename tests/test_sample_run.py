@@ -14,7 +14,8 @@ import torch
 from hesscore.chain import Point
 from hesscore.checkpoints import load
 from hesscore.checkpoints.nanogpt import NanoGPT
-from hesscore.inputs.tokens import read_data, read_tokens, windows
+from hesscore.inputs.reading import read_data
+from hesscore.inputs.tokens import read_tokens, windows
 from hesscore.wiring.inputs import inputs
 from hesscore.wiring.model import model
 from tests import reference_nanogpt
@@ -38,7 +39,7 @@ def our_point(moment, data, kind):
 
 @pytest.fixture(scope="module")
 def val():
-    return read_data(FOLDER / "val.bin", vocab=96, length=128)
+    return read_data(FOLDER / "val.bin", load(FOLDER / "ckpt-end.pt").spec)
 
 
 def nanogpt_shapes():
