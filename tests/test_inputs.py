@@ -171,7 +171,7 @@ def test_arrays_that_are_no_tokens(tmp_path, ids, message):
             b"version https://git-lfs.github.com/spec/v1\n",
             "a Git LFS pointer, not the file that it stands for: run git lfs pull",
         ),
-        ("data.csv", b"words", "no data by its name: .npz, .npy, .bin are read"),
+        ("data.csv", b"words", "no data by its name: .npz, .npy, .bin, .txt are read"),
     ],
 )
 def test_files_that_are_no_tokens(tmp_path, name, content, message):
@@ -339,7 +339,7 @@ def test_activations(tmp_path):
         (VIT, "data.npy", np.zeros((1, 4, 4)), "has shape (1, 4, 4): (B, C, H, W) is read"),
         (VIT, "data.npy", np.zeros((1, 3, 4, 4)), "pixel_values has shape (1, 3, 4, 4), not (B, 1, 4, 4)"),
         (VIT, "data.bin", [1, 2], "the model has no vocabulary: give pixel_values, in an .npy or .npz"),
-        ({"vocab": None}, "data.bin", [1, 2], "the model has no vocabulary: give inputs_embeds, in an .npy or .npz"),
+        ({"vocab": None}, "data.txt", [1, 2], "the model has no vocabulary: give inputs_embeds, in an .npy or .npz"),
         ({"vocab": None}, "data.npy", np.zeros((2, 0, 4)), "has shape (2, 0, 4): (B, L, d) is read"),
         ({"vocab": None}, "data.npy", np.zeros((2, 4)), "has shape (2, 4): (B, L, d) is read"),
         ({"vocab": None}, "data.npy", np.zeros((2, 3, 5)), "inputs_embeds has shape (2, 3, 5), not (B, L, 4)"),

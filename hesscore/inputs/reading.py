@@ -16,10 +16,11 @@ from hesscore.inputs.arrays import LABELS, MASK, input_name, of_arrays
 from hesscore.inputs.data import MASKED, Data, cut, window
 from hesscore.inputs.masking import masked, read_special
 from hesscore.inputs.stored import BYTES_PER_NUMBER, Stored, mapped, npy_layout, read_npz, tensor
+from hesscore.inputs.text import read_text
 from hesscore.inputs.tokens import beginning, check_vocabulary, ids_of, open_ids, pieces, windows
 from hesscore.spec import Spec
 
-SUFFIXES = ".npz", ".npy", ".bin"
+SUFFIXES = ".npz", ".npy", ".bin", ".txt"
 
 
 def read_data(
@@ -27,8 +28,8 @@ def read_data(
 ) -> Data:
     """What a file gives a model of ``spec``, of which the first ``max_tokens`` are scored, or all.
 
-    ``.npz`` holds the arrays of transformers, ``.npy`` ids, pixels or activations, ``.bin`` ids in uint16.
-    In ``folder`` is the checkpoint.  What no label says is drawn from ``seed``: which
+    ``.npz`` holds the arrays of transformers, ``.npy`` ids, pixels or activations, ``.bin`` ids in uint16, and ``.txt``
+    text for the tokenizer in ``folder``, where the checkpoint is.  What no label says is drawn from ``seed``: which
     tokens a masked model does not see, and the target of a loss of ``hidden``.  ``InputError`` names the file;
     ``UsageError`` says that so few tokens are none.
     """
@@ -52,7 +53,7 @@ def _read(file: File, suffix: str, spec: Spec, max_tokens: int | None, seed: int
         if suffix != ".npy":
             raise InputError(f"the model has no vocabulary: give {name}, in an .npy or .npz")
         return _of_numbers(spec, file, max_tokens, seed)
-    stored = open_ids(file)
+    stored = read_text(file, spec, folder) if suffix == ".txt" else open_ids(file)
     if spec.objective == "causal_lm":
         return _followed(spec, stored, max_tokens)
     return _seen_whole(spec, stored, max_tokens, seed, folder)
