@@ -2,9 +2,11 @@
 
 import hashlib
 import io
+import re
 import struct
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -37,6 +39,16 @@ def free(monkeypatch):
         monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
 
     return say
+
+
+def test_the_code_of_the_page_on_data_runs(tmp_path, monkeypatch):
+    """Eight tokens, of which two are padding: four labels are behind another token."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs/data.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    data = read_data("data.npz", spec(vocab=18))
+    assert data.target.tolist() == [[17, 3, 8, -100], [2, -100, -100, -100]]
 
 
 def written(folder, compressed=False, **arrays):

@@ -1,4 +1,4 @@
-"""Files that a model is scored on, by suffix: each is reduced to the arrays of transformers."""
+"""Files that a model is scored on, by suffix: each is reduced to the arrays of transformers, as docs/data.md says."""
 
 from __future__ import annotations
 
