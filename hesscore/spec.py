@@ -248,7 +248,7 @@ AROUND = (
 def read_spec(path: str | Path) -> Spec:
     """Read a YAML file: ``InputError`` where there is no text to read, ``UsageError`` that names the field at fault."""
     try:
-        return make_spec(read_fields(path))
+        return validated(Spec, *read_fields(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
