@@ -51,6 +51,18 @@ class Content:
     """Keys in the file of tensors that are not analysed, and why."""
     notes: list[str] = field(default_factory=list)
 
+    @staticmethod
+    def of(stored: Stored, own: Callable[[str], str], loss: Loss | None = None) -> Content:
+        """The tensors of a file by their ``own`` names; ``InputError`` if two have one."""
+        stored_as: dict[str, str] = {}
+        for key in stored.tensors:
+            name = own(key)
+            if name in stored_as:
+                raise InputError(f"{listed([stored_as[name], key])} are two tensors for one place: keep one")
+            stored_as[name] = key
+        tensors = {name: stored.tensors[key] for name, key in stored_as.items()}
+        return Content(tensors, stored_as, stored, loss)
+
     def leave_out(self, pattern: str, why: str) -> None:
         """Drop the tensors whose whole name matches."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
@@ -170,45 +182,39 @@ class Family(ABC):
 
     def checkpoint(self, stored: Stored, loss: Loss | None = None) -> Checkpoint:
         """The model in a file; ``InputError`` if it is not exactly what its architecture asks for."""
-        content = self.content(stored, loss)
+        content = Content.of(stored, self.own, loss)
         spec = self.spec(content)
         if (spec.weight_sets or spec.layers) > len(content.tensors) or spec.layers > MAX_LAYERS:
             raise InputError(
                 f"its architecture has {spec.layers} layers, but the file only {len(content.tensors)} tensors"
             )
-        places = self.places(spec)
-        assert set(places) == set(model(spec).parameters)
-        shapes, tensors, stored_as = self.shapes(spec), content.tensors, content.stored_as
-        check_names(tensors, shapes)
-        check_memory({stored_as[name]: tensor for name, tensor in tensors.items()}, stored.size)
-        for name, shape in shapes.items():
-            check_float(stored_as[name], tensors[name])
-            check_shape(stored_as[name], tensors[name], shape)
-        for name in shapes:
-            check_finite(stored_as[name], tensors[name])
-        kinds = {tensor.dtype for tensor in tensors.values()} & {torch.float16, torch.bfloat16}
-        stored_in = sorted(str(kind).removeprefix("torch.") for kind in kinds)
-        return Checkpoint(
-            family=self.name,
-            spec=spec,
-            parameters=self.views(tensors, spec),
-            tensors={leaf: stored_as[place.name] + place.part for leaf, place in places.items()},
-            left_out=content.left_out,
-            folder=stored.folder,
-            sha256=stored.sha256,
-            notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in)],
-        )
+        return checked(self.name, content, spec, self.places(spec))
 
-    def content(self, stored: Stored, loss: Loss | None = None) -> Content:
-        """The tensors by the family's names; ``InputError`` if two have one."""
-        stored_as: dict[str, str] = {}
-        for key in stored.tensors:
-            name = self.own(key)
-            if name in stored_as:
-                raise InputError(f"{listed([stored_as[name], key])} are two tensors for one place: keep one")
-            stored_as[name] = key
-        tensors = {name: stored.tensors[key] for name, key in stored_as.items()}
-        return Content(tensors, stored_as, stored, loss)
+
+def checked(family: str, content: Content, spec: Spec, places: Mapping[str, Place]) -> Checkpoint:
+    """The model of ``spec`` in a file; ``InputError`` if its tensors are not exactly those of ``places``."""
+    assert set(places) == set(model(spec).parameters)
+    shapes = {place.name: place.shape for place in places.values()}
+    stored, tensors, stored_as = content.stored, content.tensors, content.stored_as
+    check_names(tensors, shapes)
+    check_memory({stored_as[name]: tensor for name, tensor in tensors.items()}, stored.size)
+    for name, shape in shapes.items():
+        check_float(stored_as[name], tensors[name])
+        check_shape(stored_as[name], tensors[name], shape)
+    for name in shapes:
+        check_finite(stored_as[name], tensors[name])
+    kinds = {tensor.dtype for tensor in tensors.values()} & {torch.float16, torch.bfloat16}
+    stored_in = sorted(str(kind).removeprefix("torch.") for kind in kinds)
+    return Checkpoint(
+        family=family,
+        spec=spec,
+        parameters={leaf: place.take(tensors[place.name]) for leaf, place in places.items()},
+        tensors={leaf: stored_as[place.name] + place.part for leaf, place in places.items()},
+        left_out=content.left_out,
+        folder=stored.folder,
+        sha256=stored.sha256,
+        notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in)],
+    )
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
