@@ -12,14 +12,11 @@ from hesscore import memory
 from hesscore.curvature import CACHED_ELEMENTS
 from hesscore.errors import InputError, UsageError
 from hesscore.inputs.data import Data, counted
-from hesscore.spec import Spec
+from hesscore.spec import MAX_LAYERS, Spec
 from hesscore.wiring.size import kept, parameter_count
 
 DOUBLE_UP_TO = 5_000_000
 """Parameters up to which float64 is the default precision."""
-
-MAX_LAYERS = 10_000
-"""Of a spec: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

@@ -16,6 +16,9 @@ SPEC_SUFFIXES = (".yaml", ".yml")
 LARGEST = 10**12
 """Of a size: beyond any machine, and small enough for products of sizes to be floats."""
 
+MAX_LAYERS = 10_000
+"""Of what is computed: a graph of that many takes half a minute; the deepest Transformers so far have 1,000."""
+
 Size = Annotated[int, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 

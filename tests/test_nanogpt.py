@@ -123,7 +123,7 @@ def test_every_leaf_is_a_view_of_its_place(tmp_path):
 
 def test_views_cover_every_number_of_the_tensors_once(tmp_path):
     spec = load(saved(tmp_path, state_dict(ARGS))).spec
-    counts = {name: torch.zeros(shape) for name, shape in NanoGPT().shapes(spec).items()}
+    counts = {place.name: torch.zeros(place.shape) for place in NanoGPT().places(spec).values()}
     for view in NanoGPT().views(counts, spec).values():
         view += 1
     assert all((count == 1).all() for count in counts.values())

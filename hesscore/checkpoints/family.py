@@ -16,11 +16,8 @@ from hesscore.checkpoints.places import Place
 from hesscore.checkpoints.reading import Stored
 from hesscore.checkpoints.tensors import check_finite, check_float, check_memory, check_names, check_shape, listed
 from hesscore.errors import InputError, UsageError
-from hesscore.spec import Loss, Spec
+from hesscore.spec import MAX_LAYERS, Loss, Spec
 from hesscore.wiring.model import model
-
-MAX_LAYERS = 10_000
-"""Layers that may share weights, so that the number of tensors is no limit."""
 
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
 """What torch.compile and DistributedDataParallel put before names, at any depth."""
@@ -175,10 +172,6 @@ class Family(ABC):
         They are views, but for parts that are interleaved.
         """
         return {leaf: place.take(tensors[place.name]) for leaf, place in self.places(spec).items()}
-
-    def shapes(self, spec: Spec) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor that a file of ``spec`` holds, by the family's names."""
-        return {place.name: place.shape for place in self.places(spec).values()}
 
     def checkpoint(self, stored: Stored, loss: Loss | None = None) -> Checkpoint:
         """The model in a file; ``InputError`` if it is not exactly what its architecture asks for."""
