@@ -71,9 +71,12 @@ def changed(path, tensors=None, **fields):
     return path
 
 
-def assert_same(model, path, batch, loss=None, save=saved, tolerance=1e-10):
-    """Outputs, loss, gradient and one Hessian-vector product are those of ``model``, by double backward."""
-    checkpoint = load(path, loss)
+def assert_same(model, path, batch, loss=None, save=saved, tolerance=1e-10, described=None):
+    """Outputs, loss, gradient and one Hessian-vector product are those of ``model``, by double backward.
+
+    A file that is ``described`` by another is read as that says.
+    """
+    checkpoint = load(path, loss, described)
     spec = checkpoint.spec
     graph = wired(spec)
     weights = {name: leaf.double() for name, leaf in checkpoint.parameters.items()}
@@ -94,23 +97,24 @@ def assert_same(model, path, batch, loss=None, save=saved, tolerance=1e-10):
     gradient = torch.autograd.grad(expected_loss, parameters, create_graph=True, allow_unused=True)
     slope = torch.stack([(g * t).sum() for g, t in zip(gradient, tangents, strict=True) if g is not None]).sum()
     product = torch.autograd.grad(slope, parameters, allow_unused=True)
-    moved = as_leaves(model, tangents, loss, save)
+    moved = as_leaves(model, tangents, loss, save, described)
     # What is left out of the model has no gradient: these tangents move nothing else.
     for own, theirs in (ours.gradient, gradient), (ours.hvp(moved), product):
-        wanted = as_leaves(model, theirs, loss, save)
+        wanted = as_leaves(model, theirs, loss, save, described)
         total = sum(float(tensor.square().sum()) for tensor in theirs if tensor is not None) ** 0.5
         assert total == pytest.approx(sum(float(leaf.square().sum()) for leaf in wanted.values()) ** 0.5, rel=1e-12)
         for name, leaf in wanted.items():  # some are zero but for rounding, as those of a key's bias
             assert (own[name] - leaf).norm() < 1e-8 * leaf.norm() + 1e-14 * total, name
 
 
-def as_leaves(model, tensors, loss, save):
+def as_leaves(model, tensors, loss, save, described=None):
     """Tensors by the parameters of a model of transformers in our layout: as if they were its weights."""
     twin = deepcopy(model)
     with torch.no_grad(), TemporaryDirectory() as folder:
         for parameter, tensor in zip(twin.parameters(), tensors, strict=True):
             parameter.copy_(torch.zeros_like(parameter) if tensor is None else tensor)
-        return {name: leaf.contiguous() for name, leaf in load(save(twin, Path(folder)), loss).parameters.items()}
+        leaves = load(save(twin, Path(folder)), loss, described).parameters
+        return {name: leaf.contiguous() for name, leaf in leaves.items()}
 
 
 def outputs(model, spec, batch):
