@@ -1,7 +1,9 @@
 """Files whose tensors a ``--spec`` file names mean what the code of their authors computes."""
 
+import re
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import (
     GPT2Config,
@@ -15,9 +17,13 @@ from transformers import (
 )
 
 from hesscore.checkpoints import load
+from hesscore.checkpoints.family import Family
+from hesscore.checkpoints.patterns import LEAVES
+from hesscore.checkpoints.specfiles import read_spec_file
 from tests.oracle import assert_same, made
 
 CONFIGS = Path(__file__).parent.parent / "configs/checkpoints"
+PAGE = (Path(__file__).parent.parent / "docs/checkpoints.md").read_text()
 IDS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 12, 12, 12]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
 TEXT = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS.masked_fill(MASK == 0, -100)}
@@ -162,3 +168,23 @@ def test_a_vit_as_timm_stores_it(tmp_path):
 def test_every_file_is_of_a_test():
     tested = {"gpt2", "pythia-70m", "llama3-8b-meta", "vit-small-timm"} | {"sceptr-tiny"}  # in test_torch_encoder.py
     assert {path.stem for path in CONFIGS.iterdir()} == tested
+
+
+# --- the page about them ---
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+def test_the_files_on_the_page_can_be_read(tmp_path, text):
+    (tmp_path / "spec.yaml").write_text(text)
+    said = read_spec_file(tmp_path / "spec.yaml")
+    assert said.ignore
+    assert len({leaf for pattern in said.patterns for leaf in pattern.leaves}) >= 15
+
+
+def test_the_page_has_every_family_and_every_part():
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in PAGE.splitlines() if line.startswith("| ")}
+    assert {*Family.registry, "nn.TransformerEncoder"} <= rows
+    for leaf in LEAVES:
+        module, _, ending = leaf.removeprefix("blocks.{i}").rpartition(".")
+        component = module.rpartition(".")[2]
+        assert re.search(rf"`[a-z.{{}}]*\b{component}(\.{ending})?`", PAGE), leaf
