@@ -172,6 +172,15 @@ def test_a_turned_bit_is_told_by_the_checksum(tmp_path):
     assert refusal(path) == "not a sound .npz file: Bad CRC-32 for file 'input_ids.npy'"
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_checksum_of_all_is_compared(tmp_path, compressed):
+    path = written(tmp_path, compressed, input_ids=IDS.numpy())
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 16] ^= 1
+    path.write_bytes(content)
+    assert refusal(path) == "not a sound .npz file: Bad CRC-32 for file 'input_ids.npy'"
+
+
 def zipped(path, *entries, compression=zipfile.ZIP_DEFLATED):
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in entries:

@@ -331,7 +331,7 @@ def test_a_tokenizer_that_takes_forever_is_stopped(write, folder, monkeypatch):
 
 def test_modules_of_the_working_folder_are_not_run(write, folder, tmp_path, monkeypatch):
     canary = tmp_path / "canary"
-    for name in "tokenizers", "psutil", "array", "hesscore":
+    for name in "json", "tokenizers", "psutil", "array", "hesscore":
         (tmp_path / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
