@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .blocks import analyze_blocks
-from .options import Components, Csv, Data, Dtype, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed
+from .options import Components, Csv, Data, Dtype, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed, Spec
 from .process import keep_on_interrupt
 from .render import Measured, message, notes, on_terminal, progress, show, table
 
@@ -39,6 +39,7 @@ def analyze(
     data: Data = None,
     max_tokens: MaxTokens = None,
     loss: Loss = None,
+    spec: Spec = None,
     layers: Layers = None,
     components: Components = None,
     dtype: Dtype = None,
@@ -77,9 +78,9 @@ def analyze(
         raise UsageError(f"--target {target}: give one of {', '.join(TARGETS)}")
     if heatmap is not None:
         check_format("--heatmap", heatmap)
-    check_writable([csv, json, heatmap], [source, data])
+    check_writable([csv, json, heatmap], [source, data, spec])
     memory.limit(memory_limit)
-    given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed}
+    given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "spec": spec, "seed": seed}
     scope = scope or ("block" if is_small_block(source) else "model")
     settings = {"scope": scope, "seed": seed, "tolerance": tolerance, "layers": layers, "components": components}
     if scope == "block":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from .blocks import AGAINST
-from .options import Csv, Data, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed
+from .options import Csv, Data, Json, Layers, Loss, MaxTokens, MemoryLimit, Quiet, Seed, Spec
 from .process import keep_on_interrupt
 from .render import Measured, message, on_terminal, progress, show, table
 
@@ -59,6 +59,7 @@ def bounds(
     data: Data = None,
     max_tokens: MaxTokens = None,
     loss: Loss = None,
+    spec: Spec = None,
     layers: Layers = None,
     seed: Seed = 0,
     memory_limit: MemoryLimit = None,
@@ -95,7 +96,7 @@ def bounds(
     swept = sweep.swept
     if plot is not None:
         check(plot, swept)
-    check_writable([csv, json, plot], [source, data])
+    check_writable([csv, json, plot], [source, data, spec])
     memory.limit(memory_limit)
     measured = bool(set(wanted) - set(WITHOUT_DATA)) or data is not None
     asked = ask(
@@ -105,7 +106,7 @@ def bounds(
         target,
         measured,
         layers,
-        {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed},
+        {"data": data, "max_tokens": max_tokens, "loss": loss, "spec": spec, "seed": seed},
     )
     settings = {"target": target, "seed": seed, "given": known}
     report = BoundsReport(source or "a block of GPT-2 small", wanted, settings, swept, asked.provenance)

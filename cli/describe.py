@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .options import Dtype, Json, Loss
+from .options import Dtype, Json, Loss, Spec
 from .render import show, table
 
 if TYPE_CHECKING:
-    from hesscore import spec
+    from hesscore import spec as specs
     from hesscore.describe import Description
 
 
 def describe(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A checkpoint, a file or a folder; or a block spec.")],
     loss: Loss = None,
+    spec: Spec = None,
     dtype: Dtype = None,
     json: Json = None,
 ) -> None:
@@ -28,8 +29,8 @@ def describe(
     from hesscore import describe as job
     from hesscore.output import check_writable, deliver
 
-    check_writable([json], [source])
-    found = job.describe(source, dtype, cast("spec.Loss | None", loss))
+    check_writable([json], [source, spec])
+    found = job.describe(source, dtype, cast("specs.Loss | None", loss), spec)
     deliver({json: found.to_json()}, lambda: _show(found))
 
 

@@ -18,6 +18,9 @@ Loss = Annotated[
         help="causal_lm, masked_lm, token, sequence, regression or hidden (default by the checkpoint's head).",
     ),
 ]
+Spec = Annotated[
+    str | None, typer.Option(metavar="FILE", help="What the tensors of a file of no known family are (.yaml).")
+]
 MemoryLimit = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory that hess may take, as 8GiB (default 90 % of what is free).")
 ]

@@ -14,7 +14,7 @@ import typer
 
 from hesscore import __version__
 
-from .options import Csv, Data, Dtype, Json, Loss, MaxTokens, MemoryLimit, Quiet, Seed
+from .options import Csv, Data, Dtype, Json, Loss, MaxTokens, MemoryLimit, Quiet, Seed, Spec
 from .process import keep_on_interrupt
 from .render import message, on_terminal, progress, table
 
@@ -34,6 +34,7 @@ def verify(
     data: Data = None,
     max_tokens: MaxTokens = None,
     loss: Loss = None,
+    spec: Spec = None,
     dtype: Dtype = None,
     seed: Seed = 0,
     tolerance: Annotated[
@@ -62,9 +63,9 @@ def verify(
         raise UsageError(
             f"--tolerance {tolerance}: give a number above 0 and up to {LOOSEST}, or hardly a fault is seen"
         )
-    if source is None and (data or max_tokens or dtype or loss):
-        raise UsageError("--data, --max-tokens, --dtype and --loss need a SOURCE")
-    check_writable([csv, json], [source, data])
+    if source is None and (data or max_tokens or dtype or loss or spec):
+        raise UsageError("--data, --max-tokens, --dtype, --loss and --spec need a SOURCE")
+    check_writable([csv, json], [source, data, spec])
     memory.limit(memory_limit)
 
     started = monotonic()
@@ -77,7 +78,7 @@ def verify(
         checks, total = chain(verify_maps(seed, asked), verify_grid(seed, asked)), count()
         what = f"every map and {len(grid())} small models"
     else:
-        given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "seed": seed}
+        given: dict[str, Any] = {"data": data, "max_tokens": max_tokens, "loss": loss, "spec": spec, "seed": seed}
         problem = open_problem(source, dtype=dtype, **given)
         if not quiet:
             for note in problem.notes:

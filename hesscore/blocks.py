@@ -104,11 +104,12 @@ def open_blocks(
     seed: int = 0,
     max_tokens: int | None = None,
     loss: Loss | None = None,
+    spec: str | Path | None = None,
 ) -> Problem:
     """``open_problem`` in float64, with fewer tokens by default."""
     if data is not None and max_tokens is None:
         max_tokens = MAX_TOKENS
-    return open_problem(source, data, "float64", seed, max_tokens, loss)
+    return open_problem(source, data, "float64", seed, max_tokens, loss, spec)
 
 
 def by_layer(names: Iterable[str]) -> dict[int, list[str]]:

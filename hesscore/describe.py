@@ -91,9 +91,14 @@ class Description:
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def describe(source: str | Path, dtype: str | None = None, loss: Loss | None = None) -> Description:
-    """Look at a checkpoint or a spec; nothing of its curvature is computed."""
-    check_options(source, dtype=dtype, loss=loss)
+def describe(
+    source: str | Path, dtype: str | None = None, loss: Loss | None = None, names: str | Path | None = None
+) -> Description:
+    """Look at a checkpoint or a spec; nothing of its curvature is computed.
+
+    ``names`` is the file that says what the tensors of one of no known family are.
+    """
+    check_options(source, dtype=dtype, loss=loss, spec=names)
     if Path(source).suffix.lower() in SPEC_SUFFIXES:
         spec, notes = read_spec(source), ["a spec: weights and data are drawn from a seed"]
         leaves = model(spec).parameters
@@ -101,7 +106,7 @@ def describe(source: str | Path, dtype: str | None = None, loss: Loss | None = N
         about: dict[str, Any] = {"family": "spec", "sha256": None, "left_out": {}, "notes": notes, "wants": []}
         tensors = dict.fromkeys(leaves, "")
     else:
-        held = load(source, loss)
+        held = load(source, loss, names)
         spec, tensors = held.spec, held.tensors
         leaves = {name: tuple(leaf.shape) for name, leaf in held.parameters.items()}
         length = window(spec)

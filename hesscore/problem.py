@@ -113,41 +113,42 @@ def open_problem(
     seed: int = 0,
     max_tokens: int | None = None,
     loss: Loss | None = None,
+    spec: str | Path | None = None,
 ) -> Problem:
     """Resolve a checkpoint or a YAML spec.
 
     ``data`` is a file of what is scored (``hesscore.inputs``), of which the first ``max_tokens`` (by default
     ``MAX_TOKENS``) are; without it, or for a spec, the data are drawn from ``seed``.  ``dtype`` is float64 for models
     up to ``DOUBLE_UP_TO`` parameters, else float32, unless it is given.  ``loss`` is by default that of the
-    checkpoint's head.
+    checkpoint's head.  Of a checkpoint of no known family, the file ``spec`` says what its tensors are.
     """
-    check_options(source, data, dtype, seed, max_tokens, loss)
+    check_options(source, data, dtype, seed, max_tokens, loss, spec)
     if Path(source).suffix.lower() in SPEC_SUFFIXES:
         return _of_spec(source, data, dtype, seed, loss)
-    checkpoint = load(source, loss)
-    spec, notes = checkpoint.spec, checkpoint.notes[:]
-    precision = precision_of(spec, dtype)
+    checkpoint = load(source, loss, spec)
+    found, notes = checkpoint.spec, checkpoint.notes[:]
+    precision = precision_of(found, dtype)
     provenance: dict[str, Any] = {
         "family": checkpoint.family,
         "checkpoint_sha256": checkpoint.sha256,
         "left_out": checkpoint.left_out,
     }
     if data is None:
-        given = drawn_data(spec, seed, min(spec.length, DRAWN_LENGTH))
+        given = drawn_data(found, seed, min(found.length, DRAWN_LENGTH))
         provenance |= {"data": f"drawn from seed {seed}", "max_tokens": None}
-        notes.append(f"no --data: scored on {_drawn(spec)}; not its real curvature")
+        notes.append(f"no --data: scored on {_drawn(found)}; not its real curvature")
     else:
         max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
-        given = read_data(data, spec, max_tokens, seed, checkpoint.folder)
+        given = read_data(data, found, max_tokens, seed, checkpoint.folder)
         provenance |= {"data": str(data), "data_sha256": given.sha256, "max_tokens": max_tokens}
         notes += given.notes
-    check_data(data or source, spec, given, precision)
+    check_data(data or source, found, given, precision)
     return Problem(
         source=str(source),
-        spec=spec,
+        spec=found,
         # In one layout, so that a model has the same report to the last digit however it is stored.
         parameters={name: weight.to(precision).contiguous() for name, weight in checkpoint.parameters.items()},
-        batches=split(spec, given),
+        batches=split(found, given),
         scored=given.scored,
         tensors=checkpoint.tensors,
         provenance=provenance,
@@ -162,13 +163,16 @@ def check_options(
     seed: int = 0,
     max_tokens: int | None = None,
     loss: str | None = None,
+    spec: str | Path | None = None,
 ) -> None:
     """``UsageError`` for what ``open_problem`` could do nothing with, whatever the files hold."""
-    for name, path in ("SOURCE", source), ("--data", data):
+    for name, path in ("SOURCE", source), ("--data", data), ("--spec", spec):
         if path == "":
             raise UsageError(f"{name} is empty: name a file")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}")
+    if spec is not None and Path(source).suffix.lower() in SPEC_SUFFIXES:
+        raise UsageError(f"{source} is a spec itself: --spec is for checkpoints")
     if loss is not None and loss not in get_args(Loss):
         raise UsageError(f"--loss {loss}: give one of {', '.join(get_args(Loss))}")
     if not 0 <= seed < 2**64:
