@@ -158,12 +158,18 @@ def wants(spec: Spec, folder: Path) -> Iterator[str]:
         "token": f"labels (B, L) below {spec.labels}, -100 where nothing is scored",
         "sequence": f"labels (B) below {spec.labels}",
         "regression": f"labels (B, {spec.labels}), numbers",
+        "hidden": f"labels (B, L, {spec.d_model}), what the output is compared with (by default drawn from the seed)",
     }
-    yield f".npz with {', '.join([*arrays, *filter(None, [labels.get(spec.objective)])])}"
-    if spec.vocab and spec.objective in ("causal_lm", "masked_lm", "hidden"):
-        yield ".npy or .bin (uint16) with token ids"
-        there = "there is one" if (folder / "tokenizer.json").exists() else "there is none"
-        yield f".txt with a tokenizer.json beside the checkpoint ({there})"
+    yield f".npz with {', '.join([*arrays, labels[spec.objective]])}"
+    if spec.objective not in ("causal_lm", "masked_lm", "hidden"):
+        return
+    if not spec.vocab:
+        yield f".npy with {arrays[0]}"
+        return
+    yield ".npy or .bin (uint16) with token ids"
+    readers = [name for name in ("tokenizer.json", "meta.pkl") if (folder / name).exists()]
+    there = f"there is {readers[0]}" if readers else "there is none"
+    yield f".txt, by a tokenizer.json or nanoGPT's meta.pkl beside the checkpoint ({there})"
 
 
 def _speed(dtype: torch.dtype) -> float:

@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hesscore import blocks, memory, problem
+from hesscore import blocks, capacity, memory
 from hesscore.analysis import select
 from hesscore.blocks import BlockRow, analyze, by_layer, check, count, is_small_block, open_blocks
 from hesscore.errors import InputError, UsageError
@@ -253,7 +253,7 @@ def test_a_block_of_a_checkpoint_is_taken_at_its_real_input(tmp_path, layer, tar
 
 def test_parts_of_the_data_change_nothing(tmp_path, monkeypatch):
     one, _ = nanogpt(tmp_path)
-    monkeypatch.setattr(problem, "CACHED_ELEMENTS", 1)
+    monkeypatch.setattr(capacity, "CACHED_ELEMENTS", 1)
     many, _ = nanogpt(tmp_path)
     assert len(many.batches) == 2
     whole, parted = (p.block(1).points[0].leaves for p in (one, many))
