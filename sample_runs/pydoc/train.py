@@ -42,7 +42,8 @@ class GPT:
 
     def __init__(self, rng: torch.Generator) -> None:
         self.graph = model(SPEC)
-        self.state = {name: _initial(name, shape, rng) for name, shape in FAMILY.shapes(SPEC).items()}
+        shapes = {place.name: place.shape for place in FAMILY.places(SPEC).values()}
+        self.state = {name: _initial(name, shape, rng) for name, shape in shapes.items()}
         gradients = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
         for name, tensor in self.state.items():
             tensor.grad = gradients[name]
