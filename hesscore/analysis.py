@@ -16,6 +16,7 @@ from hesscore.errors import UsageError
 from hesscore.files import short
 from hesscore.problem import Problem
 from hesscore.spectrum.ends import EXACT_UP_TO, NonFiniteError, ends
+from hesscore.wiring.names import place
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,6 @@ def _layers(text: str, count: int) -> set[int]:
             raise UsageError(f"{given}: {part.strip()} runs backwards, write {end}-{start}")
         chosen |= set(range(start, end + 1))
     return chosen
-
-
-def place(name: str) -> tuple[int | None, str, str]:
-    """``blocks.3.attn.q.weight`` is layer 3, component ``attn.q``, parameter ``weight``."""
-    module, _, parameter = name.rpartition(".")
-    if not module.startswith("blocks."):
-        return None, module, parameter
-    _, layer, component = module.split(".", 2)
-    return int(layer), component, parameter
 
 
 def analyze(

@@ -20,7 +20,6 @@ import torch
 from torch import Generator, Tensor
 
 from hesscore import memory
-from hesscore.analysis import place
 from hesscore.curvature import Block, Curvature, Terms, inner, outer
 from hesscore.errors import InputError, UsageError
 from hesscore.explicit.block import block_hessian
@@ -30,6 +29,7 @@ from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.spectrum.ends import UNSEEN, NonFiniteError, ends, product_with_rounding
 from hesscore.spectrum.gram import Gram, size_of
 from hesscore.spectrum.lanczos import unit as unit_vectors
+from hesscore.wiring.names import place
 from hesscore.wiring.size import parameter_count
 
 PARTS: dict[str, Terms | None] = {"full": None, "outer": outer, "functional": inner}

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import hesscore
-from hesscore.analysis import place
 from hesscore.capacity import need, precision_of
 from hesscore.checkpoints import load
 from hesscore.inputs.data import window
@@ -21,6 +20,7 @@ from hesscore.output import SCHEMA_VERSION, plain
 from hesscore.problem import MAX_TOKENS, check_options
 from hesscore.spec import SPEC_SUFFIXES, Loss, Spec, read_spec
 from hesscore.wiring.model import model
+from hesscore.wiring.names import place
 from hesscore.wiring.size import operations
 
 PRODUCTS = 60

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from hesscore.analysis import COLUMNS, analyze, cost, place, select
+from hesscore.analysis import COLUMNS, analyze, cost, select
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.inputs.reading import read_data
@@ -19,6 +19,7 @@ from hesscore.problem import Problem, open_problem
 from hesscore.report import Report
 from hesscore.spec import Spec
 from hesscore.spectrum import ends as module
+from hesscore.wiring.names import place
 from tests import reference_nanogpt
 
 FOLDER = Path(__file__).parent.parent / "sample_runs" / "pydoc"

@@ -8,10 +8,10 @@ from typing import Literal
 from hesscore.checkpoints.bert import WORDS, BertConfig, merge_biases
 from hesscore.checkpoints.config import Activation, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, turned, whole
+from hesscore.checkpoints.places import Place, Shape, linear
 from hesscore.checkpoints.reading import Stored
 from hesscore.spec import Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 AROUND = {
     "embed.token": "embeddings.word_embeddings",
@@ -23,11 +23,9 @@ AROUND = {
     "head": "classifier",
 }
 WORD_HEAD = {
-    "head.transform.weight": "predictions.dense.weight",
-    "head.transform.bias": "predictions.dense.bias",
-    "head.norm.weight": "predictions.LayerNorm.weight",
-    "head.norm.bias": "predictions.LayerNorm.bias",
-    "head.weight": "predictions.decoder.weight",
+    "head.transform": "predictions.dense",
+    "head.norm": "predictions.LayerNorm",
+    "head": "predictions.decoder",
 }
 BLOCK = {
     "attn.q": "attention.query",
@@ -100,24 +98,15 @@ class Albert(Family):
             seq_len=config.max_position_embeddings,
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        sets = {str(spec.owner(layer)) for layer in range(spec.layers)}
-        number = {layer: i for i, layer in enumerate(sorted(sets, key=int))}
-        words = WORD_HEAD if spec.head_transform else {}
-        if words:
-            words = words | {"head.bias": "predictions.bias" if spec.tied else "predictions.decoder.bias"}
-        return {leaf: place(leaf, shape, words, number) for leaf, shape in model(spec).parameters.items()}
-
-
-def place(leaf: str, shape: tuple[int, ...], words: dict[str, str], number: dict[str, int]) -> Place:
-    """``blocks.6.mlp.up.weight``, of the second set, lies in ``albert_layer_groups.1.albert_layers.0.ffn.weight``."""
-    module, _, kind = leaf.rpartition(".")
-    if leaf in words:
-        name = words[leaf]
-    elif module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        name = f"encoder.albert_layer_groups.{number[layer]}.albert_layers.0.{BLOCK[part]}.{kind}"
-    else:
-        name = f"{AROUND[module]}.{kind}"
-    table = module in ("embed.token", "embed.position", "embed.segment", "head")
-    return whole(name, shape) if table or len(shape) == 1 else turned(name, shape)
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.6.mlp.up.weight``, of the second set, is ``albert_layer_groups.1.albert_layers.0.ffn.weight``."""
+        layer, part, kind = at
+        if layer is not None:
+            group = layer * (spec.weight_sets or spec.layers) // spec.layers
+            return linear(f"encoder.albert_layer_groups.{group}.albert_layers.0.{BLOCK[part]}.{kind}", part, leaf)
+        if spec.head_transform and part.startswith("head"):
+            name = (
+                "predictions.bias" if spec.tied and part == "head" and kind == "bias" else f"{WORD_HEAD[part]}.{kind}"
+            )
+            return linear(name, part, leaf)
+        return linear(f"{AROUND[part]}.{kind}", part, leaf)

@@ -10,11 +10,11 @@ from pydantic import Field
 
 from hesscore.checkpoints.config import Activation, Config, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, turned, whole
+from hesscore.checkpoints.places import Place, Shape, linear
 from hesscore.checkpoints.reading import Stored
 from hesscore.errors import InputError
 from hesscore.spec import Loss, Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 BODY = {
     "embed.token": "embeddings.word_embeddings",
@@ -119,9 +119,14 @@ class Bert(Family):
     def positions(self, config: BertConfig, loss: Loss) -> dict[str, Any]:
         return {"seq_len": config.max_position_embeddings}
 
-    def places(self, spec: Spec) -> dict[str, Place]:
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.q.weight``, say, lies in ``encoder.layer.0.attention.self.query.weight``."""
+        layer, part, kind = at
         around = self.around(spec)
-        return {leaf: place(leaf, shape, around) for leaf, shape in model(spec).parameters.items()}
+        if (whole := f"{part}.{kind}") in around:
+            return linear(around[whole], part, leaf)
+        block = "" if layer is None else f"encoder.layer.{layer}."
+        return linear(f"{block}{(around | BODY)[part]}.{kind}", part, leaf)
 
     def around(self, spec: Spec) -> dict[str, str]:
         """The names of the head."""
@@ -196,17 +201,3 @@ def _is_roberta(stored: Stored) -> bool:
     kind = (stored.config or {}).get("model_type")
     named = any(re.search(r"(^|\.)roberta\.|(^|\.)lm_head\.", key) for key in stored.tensors)
     return kind in Roberta.types or (kind is None and named)
-
-
-def place(leaf: str, shape: tuple[int, ...], around: dict[str, str]) -> Place:
-    """``blocks.0.attn.q.weight``, say, lies in ``encoder.layer.0.attention.self.query.weight``."""
-    if leaf in around:
-        return whole(around[leaf], shape)
-    module, _, kind = leaf.rpartition(".")
-    block, part = "", module
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        block = f"encoder.layer.{layer}."
-    name = f"{block}{(around | BODY)[part]}.{kind}"
-    table = part.startswith("embed.") or part == "head"
-    return whole(name, shape) if table or len(shape) == 1 else turned(name, shape)

@@ -8,11 +8,11 @@ from pydantic import Field
 
 from hesscore.checkpoints.config import Activation, Config, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, numbered
-from hesscore.checkpoints.places import Place, fused
+from hesscore.checkpoints.places import Place, Shape, fused
 from hesscore.checkpoints.reading import Stored
-from hesscore.checkpoints.vit import Square, headed, place
+from hesscore.checkpoints.vit import Square, headed, place_of
 from hesscore.spec import Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 BLOCK = {
     "norm1": "norm1",
@@ -85,15 +85,9 @@ class Dinov2(Family):
             head_bias=labels is not None,
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        block = BLOCK | ({"mlp.down": "mlp.weights_out"} if spec.gated else {})
-        found = {}
-        for leaf, shape in model(spec).parameters.items():
-            module, _, kind = leaf.rpartition(".")
-            part = ".".join(module.split(".")[2:])
-            if spec.gated and part in GATED:
-                name = f"encoder.layer.{module.split('.')[1]}.mlp.weights_in.{kind}"
-                found[leaf] = fused(name, shape, GATED.index(part), 2)
-            else:
-                found[leaf] = place(leaf, shape, spec, block)
-        return found
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        if spec.gated and at.component in GATED:
+            name = f"encoder.layer.{at.layer}.mlp.weights_in.{at.parameter}"
+            return fused(name, leaf, GATED.index(at.component), len(GATED))
+        block = BLOCK | {"mlp.down": "mlp.weights_out"} if spec.gated else BLOCK
+        return place_of(at, leaf, spec, block)

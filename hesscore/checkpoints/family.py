@@ -12,12 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hesscore.checkpoints.places import Place
+from hesscore.checkpoints.places import Place, Shape
 from hesscore.checkpoints.reading import Stored
 from hesscore.checkpoints.tensors import check_finite, check_float, check_memory, check_names, check_shape, listed
 from hesscore.errors import InputError, UsageError
 from hesscore.spec import MAX_LAYERS, Loss, Spec
 from hesscore.wiring.model import model
+from hesscore.wiring.names import Named, place
 
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module)\.")
 """What torch.compile and DistributedDataParallel put before names, at any depth."""
@@ -156,8 +157,12 @@ class Family(ABC):
         """The architecture.  Afterwards ``content`` has no tensor but those of ``places``, if the file is sound."""
 
     @abstractmethod
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """Where a leaf of ``model(spec)`` of this shape lies."""
+
     def places(self, spec: Spec) -> dict[str, Place]:
         """Where each leaf of ``model(spec)`` lies."""
+        return {name: self.place(place(name), shape, spec) for name, shape in model(spec).parameters.items()}
 
     def own(self, key: str) -> str:
         """What the family calls a tensor with this key in a file."""

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from hesscore.checkpoints.config import Activation, Config, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, fused, whole
+from hesscore.checkpoints.places import Place, Shape, fused, whole
 from hesscore.checkpoints.reading import Stored
-from hesscore.spec import Loss, Size, Spec
-from hesscore.wiring.model import model
+from hesscore.spec import Size, Spec
+from hesscore.wiring.names import Named
 
 BODY = {
     "embed.token": "wte",
@@ -81,17 +81,10 @@ class GPT2(Family):
             tied=tied and loss == "causal_lm",
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        return {leaf: place(leaf, shape, spec.objective) for leaf, shape in model(spec).parameters.items()}
-
-
-def place(leaf: str, shape: tuple[int, ...], loss: Loss) -> Place:
-    """``blocks.0.attn.k.bias``, say, lies in ``h.0.attn.c_attn.bias[d:2d]``."""
-    module, _, kind = leaf.rpartition(".")
-    block, part = "", module
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        block = f"h.{layer}."
-    if part in FUSED:
-        return fused(f"{block}attn.c_attn.{kind}", shape, FUSED.index(part), len(FUSED), transposed=False)
-    return whole(f"{block}{HEADS[loss] if part == 'head' else BODY[part]}.{kind}", shape)
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.k.bias``, say, lies in ``h.0.attn.c_attn.bias[d:2d]``."""
+        layer, part, kind = at
+        block = "" if layer is None else f"h.{layer}."
+        if part in FUSED:
+            return fused(f"{block}attn.c_attn.{kind}", leaf, FUSED.index(part), len(FUSED), transposed=False)
+        return whole(f"{block}{HEADS[spec.objective] if part == 'head' else BODY[part]}.{kind}", leaf)

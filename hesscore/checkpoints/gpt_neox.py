@@ -9,11 +9,11 @@ from pydantic import Field
 
 from hesscore.checkpoints.config import Activation, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, interleaved, turned, whole
+from hesscore.checkpoints.places import Place, Shape, interleaved, linear
 from hesscore.checkpoints.reading import Stored
 from hesscore.checkpoints.rotary import RotaryConfig
 from hesscore.spec import Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 NAMES = {
     "embed.token": "embed_in",
@@ -89,19 +89,11 @@ class GPTNeoX(Family):
             **config.rotary(config.hidden_size // config.num_attention_heads)._asdict(),
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        head = HEADS.get(spec.objective, "")
-        return {leaf: place(leaf, shape, head, spec.heads) for leaf, shape in model(spec).parameters.items()}
-
-
-def place(leaf: str, shape: tuple[int, ...], head: str, heads: int) -> Place:
-    """``blocks.0.attn.k.bias``, say, is the second part of each head in ``layers.0.attention.query_key_value.bias``."""
-    module, _, kind = leaf.rpartition(".")
-    block, part = "", module
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        block = f"layers.{layer}."
-    if part in FUSED:
-        return interleaved(f"{block}attention.query_key_value.{kind}", shape, FUSED.index(part), len(FUSED), heads)
-    name = f"{block}{head if part == 'head' else NAMES[part]}.{kind}"
-    return turned(name, shape) if block and len(shape) == 2 else whole(name, shape)
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.k.bias`` is the second part of each head in ``layers.0.attention.query_key_value.bias``."""
+        layer, part, kind = at
+        block = "" if layer is None else f"layers.{layer}."
+        if part in FUSED:
+            name = f"{block}attention.query_key_value.{kind}"
+            return interleaved(name, leaf, FUSED.index(part), len(FUSED), spec.heads)
+        return linear(f"{block}{HEADS[spec.objective] if part == 'head' else NAMES[part]}.{kind}", part, leaf)

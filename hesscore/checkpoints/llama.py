@@ -9,12 +9,12 @@ from pydantic import Field
 
 from hesscore.checkpoints.config import Activation, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, turned, whole
+from hesscore.checkpoints.places import Place, Shape, linear
 from hesscore.checkpoints.reading import Stored
 from hesscore.checkpoints.rotary import RotaryConfig
 from hesscore.errors import InputError
 from hesscore.spec import Count, Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 NAMES = {
     "embed.token": "embed_tokens",
@@ -142,17 +142,9 @@ class Llama(Family):
             **rotary._asdict(),
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.q.weight``, say, lies in ``layers.0.self_attn.q_proj.weight``."""
+        layer, part, kind = at
+        block = "" if layer is None else f"layers.{layer}."
         head = "lm_head" if spec.objective == "causal_lm" else "score"
-        return {leaf: place(leaf, shape, head) for leaf, shape in model(spec).parameters.items()}
-
-
-def place(leaf: str, shape: tuple[int, ...], head: str) -> Place:
-    """``blocks.0.attn.q.weight``, say, lies in ``layers.0.self_attn.q_proj.weight``."""
-    module, _, kind = leaf.rpartition(".")
-    block, part = "", module
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        block = f"layers.{layer}."
-    name = f"{block}{head if part == 'head' else NAMES[part]}.{kind}"
-    return turned(name, shape) if block and len(shape) == 2 else whole(name, shape)
+        return linear(f"{block}{head if part == 'head' else NAMES[part]}.{kind}", part, leaf)

@@ -11,13 +11,13 @@ import torch
 
 from hesscore.checkpoints.config import architecture
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, fused, turned, whole
+from hesscore.checkpoints.places import Place, Shape, fused, linear
 from hesscore.checkpoints.reading import Stored
 from hesscore.checkpoints.tensors import listed, plain
 from hesscore.errors import InputError
 from hesscore.files import short
 from hesscore.spec import Loss, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 MODULES = {
     "embed.token": "transformer.wte",
@@ -71,8 +71,13 @@ class NanoGPT(Family):
         loss, _ = content.head([Head("causal_lm", TABLE if tied else HEAD, re.escape(HEAD))])
         return spec_of(args, tied, loss)
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        return {leaf: place(leaf, shape) for leaf, shape in model(spec).parameters.items()}
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.k.bias``, say, lies in ``transformer.h.0.attn.c_attn.bias[d:2d]``."""
+        layer, part, kind = at
+        block = "" if layer is None else f"transformer.h.{layer}."
+        if part in FUSED:
+            return fused(f"{block}attn.c_attn.{kind}", leaf, FUSED.index(part), len(FUSED))
+        return linear(f"{block}{MODULES[part]}.{kind}", part, leaf)
 
 
 def spec_of(args: Mapping[str, Any], tied: bool, loss: Loss = "causal_lm") -> Spec:
@@ -94,19 +99,6 @@ def spec_of(args: Mapping[str, Any], tied: bool, loss: Loss = "causal_lm") -> Sp
         tied=tied and loss == "causal_lm",
         seq_len=args["block_size"],
     )
-
-
-def place(leaf: str, shape: tuple[int, ...]) -> Place:
-    """``blocks.0.attn.k.bias``, say, lies in ``transformer.h.0.attn.c_attn.bias[d:2d]``."""
-    module, _, kind = leaf.rpartition(".")
-    block, part = "", module
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
-        block = f"transformer.h.{layer}."
-    if part in FUSED:
-        return fused(f"{block}attn.c_attn.{kind}", shape, FUSED.index(part), len(FUSED))
-    name, linear = f"{block}{MODULES[part]}.{kind}", part.startswith(("attn.", "mlp."))
-    return turned(name, shape) if linear and kind == "weight" else whole(name, shape)
 
 
 def check_args(args: object) -> dict[str, Any]:

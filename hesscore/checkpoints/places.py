@@ -34,6 +34,15 @@ def turned(name: str, leaf: Shape) -> Place:
     return Place(name, leaf[::-1], lambda tensor: tensor.T)
 
 
+TABLES = ("embed.token", "embed.position", "embed.segment", "head")
+"""Components whose weight lies in rows: of a token, a position, an output."""
+
+
+def linear(name: str, component: str, leaf: Shape) -> Place:
+    """A weight as ``nn.Linear`` and ``nn.Embedding`` keep it, or a bias or a gain."""
+    return whole(name, leaf) if len(leaf) == 1 or component in TABLES else turned(name, leaf)
+
+
 def reshaped(name: str, leaf: Shape, shape: Shape) -> Place:
     """With the same numbers in the same order, in another shape."""
     return Place(name, shape, lambda tensor: tensor.reshape(leaf))

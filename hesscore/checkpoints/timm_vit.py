@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 from hesscore.checkpoints.config import architecture
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, fused, patched, reshaped, turned, whole
+from hesscore.checkpoints.places import Place, Shape, fused, linear, patched, reshaped
 from hesscore.checkpoints.reading import Stored
 from hesscore.errors import InputError, UsageError
 from hesscore.fields import validated
 from hesscore.files import short
 from hesscore.spec import Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 BLOCK = {
     "norm1": "norm1",
@@ -113,8 +113,21 @@ class TimmViT(Family):
             head_bias=labels is not None,
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        return {leaf: place(leaf, shape, spec) for leaf, shape in model(spec).parameters.items()}
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        """``blocks.0.attn.k.bias``, say, lies in ``blocks.0.attn.qkv.bias[d:2d]``."""
+        layer, part, kind = at
+        if part in FUSED:
+            return fused(f"blocks.{layer}.attn.qkv.{kind}", leaf, FUSED.index(part), len(FUSED))
+        if layer is not None:
+            name = f"ls{part[-1]}.gamma" if part.startswith("scale") else f"{BLOCK[part]}.{kind}"
+            return linear(f"blocks.{layer}.{name}", part, leaf)
+        if part == "embed.patch" and kind == "weight":
+            return patched("patch_embed.proj.weight", leaf, spec.channels)
+        if part in ("embed.class", "embed.position"):
+            return reshaped("cls_token" if part == "embed.class" else "pos_embed", leaf, (1, *leaf))
+        norm = "fc_norm" if spec.pooled_norm else "norm"
+        around = {"embed.patch": "patch_embed.proj", "final_norm": norm, "head": "head"}
+        return linear(f"{around[part]}.{kind}", part, leaf)
 
 
 def _told(stored: Stored) -> tuple[int, str | None]:
@@ -147,24 +160,3 @@ def _shape(content: Content, name: str, dims: int) -> tuple[int, ...]:
     if len(shape) != dims or not all(shape):
         raise InputError(f"{content.stored_as[name]} has shape {short(shape)}, not {dims} sizes above 0")
     return shape
-
-
-def place(leaf: str, shape: tuple[int, ...], spec: Spec) -> Place:
-    """``blocks.0.attn.k.bias``, say, lies in ``blocks.0.attn.qkv.bias[d:2d]``."""
-    module, _, kind = leaf.rpartition(".")
-    if leaf == "embed.patch.weight":
-        return patched("patch_embed.proj.weight", shape, spec.channels)
-    if module in ("embed.class", "embed.position"):
-        return reshaped("cls_token" if module == "embed.class" else "pos_embed", shape, (1, *shape))
-    if not module.startswith("blocks."):
-        norm = "fc_norm" if spec.pooled_norm else "norm"
-        return whole(
-            f"{ {'embed.patch': 'patch_embed.proj', 'final_norm': norm, 'head': 'head'}[module] }.{kind}", shape
-        )
-    _, layer, part = module.split(".", 2)
-    if part.startswith("scale"):
-        return whole(f"blocks.{layer}.ls{part[-1]}.gamma", shape)
-    if part in FUSED:
-        return fused(f"blocks.{layer}.attn.qkv.{kind}", shape, FUSED.index(part), len(FUSED))
-    name = f"blocks.{layer}.{BLOCK[part]}.{kind}"
-    return turned(name, shape) if len(shape) == 2 else whole(name, shape)

@@ -9,10 +9,10 @@ from pydantic import BeforeValidator, Field
 
 from hesscore.checkpoints.config import Activation, Config, architecture, config_of
 from hesscore.checkpoints.family import Content, Family, Head, numbered
-from hesscore.checkpoints.places import Place, patched, reshaped, turned, whole
+from hesscore.checkpoints.places import Place, Shape, linear, patched, reshaped
 from hesscore.checkpoints.reading import Stored
 from hesscore.spec import Size, Spec
-from hesscore.wiring.model import model
+from hesscore.wiring.names import Named
 
 BLOCK = {
     "norm1": "layernorm_before",
@@ -80,8 +80,8 @@ class ViT(Family):
             head_bias=labels is not None,
         )
 
-    def places(self, spec: Spec) -> dict[str, Place]:
-        return {leaf: place(leaf, shape, spec, BLOCK) for leaf, shape in model(spec).parameters.items()}
+    def place(self, at: Named, leaf: Shape, spec: Spec) -> Place:
+        return place_of(at, leaf, spec, BLOCK)
 
 
 def headed(content: Content, config: Config) -> tuple[Literal["sequence", "regression", "hidden"], int | None]:
@@ -94,19 +94,16 @@ def headed(content: Content, config: Config) -> tuple[Literal["sequence", "regre
     return loss, labels
 
 
-def place(leaf: str, shape: tuple[int, ...], spec: Spec, block: dict[str, str]) -> Place:
+def place_of(at: Named, leaf: Shape, spec: Spec, block: dict[str, str]) -> Place:
     """``blocks.0.attn.q.weight``, say, lies in ``encoder.layer.0.attention.attention.query.weight``."""
-    module, _, kind = leaf.rpartition(".")
-    if leaf == "embed.patch.weight":
-        return patched("embeddings.patch_embeddings.projection.weight", shape, spec.channels)
-    if module in ("embed.class", "embed.position"):
-        name = {"embed.class": "cls_token", "embed.position": "position_embeddings"}[module]
-        return reshaped(f"embeddings.{name}", shape, (1, *shape))
-    if module.startswith("blocks."):
-        _, layer, part = module.split(".", 2)
+    layer, part, kind = at
+    if layer is not None:
         name = f"encoder.layer.{layer}.{block[part]}"
-        if part.startswith("scale"):
-            return whole(name, shape)
-        return turned(f"{name}.{kind}", shape) if len(shape) == 2 else whole(f"{name}.{kind}", shape)
+        return linear(name if part.startswith("scale") else f"{name}.{kind}", part, leaf)
+    if part == "embed.patch" and kind == "weight":
+        return patched("embeddings.patch_embeddings.projection.weight", leaf, spec.channels)
+    if part in ("embed.class", "embed.position"):
+        name = {"embed.class": "cls_token", "embed.position": "position_embeddings"}[part]
+        return reshaped(f"embeddings.{name}", leaf, (1, *leaf))
     around = {"embed.patch": "embeddings.patch_embeddings.projection", "final_norm": "layernorm", "head": "classifier"}
-    return whole(f"{around[module]}.{kind}", shape)
+    return linear(f"{around[part]}.{kind}", part, leaf)
