@@ -564,7 +564,7 @@ def test_weights_have_the_parts_that_pairs_are_made_of():
 RUN = ROOT / "sample_runs/pydoc"
 
 TABLES: dict[str, tuple[int, dict[str, Any]]] = {
-    "sample": (2, {"source": RUN / "ckpt-end.pt", "tokens": RUN / "val.bin", "max_tokens": 64}),
+    "sample": (2, {"source": RUN / "ckpt-end.pt", "data": RUN / "val.bin", "max_tokens": 64}),
     "paper": (0, {"source": ROOT / "configs/blocks/paper-block.yaml"}),
 }
 
