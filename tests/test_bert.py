@@ -111,6 +111,14 @@ def test_heads_that_are_not_scored_are_left_out(tmp_path):
     assert "classifier.weight" in load(choice).left_out
 
 
+def test_a_head_for_several_labels_at_once_is_left_out(tmp_path):
+    config = hf.BertConfig(**FIELDS, num_labels=3, problem_type="multi_label_classification")
+    checkpoint = load(saved(made(hf.BertForSequenceClassification, config), tmp_path))
+    assert checkpoint.spec.objective == "hidden"
+    assert checkpoint.left_out["classifier.bias"] == "of a head for several labels at once, which is not scored"
+    assert "bert.pooler.dense.bias" in checkpoint.left_out
+
+
 def test_gamma_and_beta(tmp_path):
     model = made(hf.BertForMaskedLM, hf.BertConfig(**FIELDS))
 

@@ -50,10 +50,12 @@ class Config(BaseModel):
 
     model_type: str | None = None
     architectures: list[str] | None = None
-    problem_type: Literal["regression", "single_label_classification"] | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
-    def classifies(self, labels: int) -> spec.Loss:
-        """What a head of a sequence with so many outputs is scored by."""
+    def classifies(self, labels: int) -> spec.Loss | None:
+        """What a head of a sequence with so many outputs is scored by; several labels at once by nothing here."""
+        if self.problem_type == "multi_label_classification":
+            return None
         kind = self.problem_type or ("regression" if labels == 1 else "single_label_classification")
         return "regression" if kind == "regression" else "sequence"
 

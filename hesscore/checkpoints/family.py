@@ -88,8 +88,12 @@ class Content:
         self.leave_out(re.escape(head), f"tied: it is {self.stored_as.get(table, table)}")
         return True
 
+    def rows(self, name: str) -> int:
+        """Of a tensor, which may be anything."""
+        return next(iter(self.tensors[name].shape), 0)
+
     def head(
-        self, heads: Sequence[Head], classifies: Callable[[int], Loss] = lambda labels: "sequence"
+        self, heads: Sequence[Head], classifies: Callable[[int], Loss | None] = lambda labels: "sequence"
     ) -> tuple[Loss, int | None]:
         """What is scored, and how many classes or numbers there are: by the head asked for, or the first one there.
 
@@ -98,8 +102,12 @@ class Content:
         """
         found: dict[Loss, Head] = {}
         for head in heads:
-            if head.weight in self.tensors:
-                loss = classifies(len(self.tensors[head.weight])) if head.loss == "sequence" else head.loss
+            if head.weight not in self.tensors:
+                continue
+            loss = classifies(self.rows(head.weight)) if head.loss == "sequence" else head.loss
+            if loss is None:
+                self.leave_out(head.tensors, "of a head for several labels at once, which is not scored")
+            else:
                 found[loss] = head
         there: list[Loss] = [*found, "hidden"]
         chosen = self.loss or there[0]
@@ -109,7 +117,7 @@ class Content:
             if loss != chosen:
                 self.leave_out(head.tensors, f"of the head for {loss}, which is not scored")
         words = chosen in ("hidden", "causal_lm", "masked_lm")
-        return chosen, None if words else len(self.tensors[found[chosen].weight])
+        return chosen, None if words else self.rows(found[chosen].weight)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def interleaved(name: str, leaf: Shape, index: int, count: int, heads: int) -> P
     shape = (count * leaf[-1], *leaf[:-1])
 
     def take(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (heads, count, -1))[:, index].flatten(0, 1).T
+        part = tensor.unflatten(0, (heads, count, -1))[:, index].flatten(0, 1)
+        return part.T if part.ndim == 2 else part
 
     return Place(name, shape, take, f"[{index} of {count} for each head]")
 
