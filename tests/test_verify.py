@@ -6,6 +6,7 @@ from math import inf, isnan, nan
 import pytest
 import torch
 
+from hesscore import verify
 from hesscore.component import Component
 from hesscore.components.activation import ACTIVATIONS, Activation
 from hesscore.components.add import Add
@@ -14,6 +15,7 @@ from hesscore.components.product import Product
 from hesscore.components.rmsnorm import RMSNorm
 from hesscore.components.softmax import Softmax
 from hesscore.curvature import Batch, Curvature
+from hesscore.errors import InputError
 from hesscore.spec import Spec
 from hesscore.verify import Check, count, grid, parts, verify_maps, verify_model
 from hesscore.verify.channels import Products, autograd
@@ -333,3 +335,17 @@ def test_a_fault_in_a_cotangent_that_is_asked_for_alone_is_found(monkeypatch):
 
     monkeypatch.setattr(Product, "vjp", wrong)
     assert any("Product" in name for name in failing(verify_maps()))
+
+
+def test_what_would_not_fit_in_memory_is_refused_before_it_is_taken(monkeypatch):
+    graph, leaves = small()
+    taken = []
+    monkeypatch.setattr(verify.memory, "check", lambda need, what: taken.append((need, what)))
+    list(verify_model(graph, leaves))
+    size = sum(leaves[name].numel() for name in graph.parameters)
+    point = Curvature(graph, leaves).part
+    assert taken[1] == (8 * 40 * size + 12 * point, f"verifying {size:,} parameters")
+    monkeypatch.undo()
+    monkeypatch.setattr(verify.memory, "free", lambda: taken[1][0] - 1)
+    with pytest.raises(InputError, match=f"verifying {size:,} parameters would take"):
+        next(verify_model(graph, leaves))

@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 import hesscore.components  # noqa: F401  (registers every map)
+from hesscore import memory
 from hesscore.chain import Point
 from hesscore.component import Component, Example, randn
 from hesscore.curvature import Batch, Curvature
@@ -28,6 +29,11 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 LOOSEST = 1e-3
 """What is told no better than this is not confirmed: no tolerance may be larger."""
+
+
+VECTORS, GRAPHS = 40, 12
+"""What takes memory: vectors of all parameters in float64, and what autograd keeps of a part of the data, over what the
+closed form keeps of it."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,9 @@ def verify_model(
     """
     rng = Generator().manual_seed(seed)
     curvature = Curvature(graph, leaves, batches)
+    size = sum(prod(shape) for shape in graph.parameters.values())
+    point = curvature.part * (8 // curvature.loss.element_size())
+    memory.check(8 * VECTORS * size + GRAPHS * point, f"verifying {size:,} parameters")
     losses, x = _losses(graph, leaves, batches)
     u, w = torch.randn(2, len(x), generator=rng).to(x)
 
@@ -169,7 +178,10 @@ def verify_model(
         shares: dict[str, dict[str, Tensor]] = {}
         for name, tangent in tangents:
             shares.setdefault(sub(r"\d+", "", name), {})[name] = tangent
-        return torch.stack([_flat(curvature.hvp(share).values()).to(x) for share in shares.values()]).sum(0)
+        total = torch.zeros_like(directions)
+        for share in shares.values():
+            total += _flat(curvature.hvp(share).values())
+        return total
 
     closed = exact(product, torch.stack([u, w]))
     (hu, hw), (rounding_u, rounding_w), _ = closed
