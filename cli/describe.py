@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .options import Dtype, Json, Loss, Spec
+from .options import Dtype, Json, Loss, MaxTokens, Spec
 from .render import show, table
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def describe(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A checkpoint, a file or a folder; or a block spec.")],
     loss: Loss = None,
     spec: Spec = None,
+    max_tokens: MaxTokens = None,
     dtype: Dtype = None,
     json: Json = None,
 ) -> None:
@@ -28,9 +29,10 @@ def describe(
     """
     from hesscore import describe as job
     from hesscore.output import check_writable, deliver
+    from hesscore.problem import MAX_TOKENS
 
     check_writable([json], [source, spec])
-    found = job.describe(source, dtype, cast("specs.Loss | None", loss), spec)
+    found = job.describe(source, dtype, cast("specs.Loss | None", loss), spec, max_tokens or MAX_TOKENS)
     deliver({json: found.to_json()}, lambda: _show(found))
 
 

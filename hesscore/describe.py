@@ -92,11 +92,16 @@ class Description:
 
 
 def describe(
-    source: str | Path, dtype: str | None = None, loss: Loss | None = None, names: str | Path | None = None
+    source: str | Path,
+    dtype: str | None = None,
+    loss: Loss | None = None,
+    names: str | Path | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> Description:
     """Look at a checkpoint or a spec; nothing of its curvature is computed.
 
-    ``names`` is the file that says what the tensors of one of no known family are.
+    ``names`` is the file that says what the tensors of one of no known family are; time and memory are predicted for
+    ``max_tokens`` of data, or for the data that a spec draws.
     """
     check_options(source, dtype=dtype, loss=loss, spec=names)
     if Path(source).suffix.lower() in SPEC_SUFFIXES:
@@ -109,8 +114,8 @@ def describe(
         held = load(source, loss, names)
         spec, tensors = held.spec, held.tensors
         leaves = {name: tuple(leaf.shape) for name, leaf in held.parameters.items()}
-        length = window(spec)
-        sequences = max(1, MAX_TOKENS // length)
+        length = window(spec) if spec.image_size else min(window(spec), max_tokens)
+        sequences = max(1, max_tokens // length)
         about = {"family": held.family, "sha256": held.sha256, "left_out": held.left_out, "notes": held.notes}
         about["wants"] = list(wants(spec, held.folder))
     precision = precision_of(spec, dtype)

@@ -35,6 +35,13 @@ def test_the_time_grows_with_the_work_and_the_memory_with_the_precision():
     assert 1 < double.seconds < 3600
 
 
+def test_less_data_take_less():
+    few, many = (describe(CHECKPOINT, max_tokens=count) for count in (64, 4096))
+    assert (few.tokens, many.tokens) == (64, 4096)
+    assert few.memory < many.memory / 4
+    assert few.seconds < many.seconds / 8
+
+
 def test_a_spec_is_described_too():
     found = describe(ROOT / "configs/blocks/paper-block.yaml")
     assert (found.family, found.sha256, found.wants, found.left_out) == ("spec", None, [], {})
