@@ -97,6 +97,8 @@ class Spec(BaseModel):
     """Outputs of a head whose outputs are not tokens."""
     pool: Literal["first", "last", "mean", "first_mean"] = "first"
     """The token from which a sequence is scored, their mean without the class token, or both side by side."""
+    pad_token: Count | None = None
+    """The token that is never the last of a sequence; without one the padding of the data tells."""
     pooler: bool = False
     """A linear map and tanh after that."""
     final_norm: bool | None = None
@@ -234,6 +236,7 @@ class Spec(BaseModel):
             ("d_embed", self.d_embed is not None, words, "a vocab"),
             ("embed_norm", self.embed_norm, self.embeds, "a vocab"),
             ("window", self.window is not None, self.causal, "causal: true"),
+            ("pad_token", self.pad_token is not None, words and self.pools and self.pool == "last", "pool: last"),
             ("pooler", self.pooler, self.pools, "a loss of sequences"),
             ("pooled_norm", self.pooled_norm, self.pools, "a loss of sequences"),
             ("head_transform", self.head_transform, headed, "a head"),
@@ -243,7 +246,8 @@ class Spec(BaseModel):
 
 AROUND = (
     "layers weight_sets vocab window window_from position_offset segments d_embed embed_norm image_size patch_size "  # noqa: SIM905
-    "channels class_token loss labels pool pooler final_norm pooled_norm head_transform head_bias tied".split()
+    "channels class_token loss labels pool pad_token pooler final_norm pooled_norm head_transform head_bias "
+    "tied".split()
 )
 """The fields of a spec that are not of a block."""
 

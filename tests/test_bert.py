@@ -93,6 +93,8 @@ def test_padding_on_the_left(tmp_path, config, name):
 def test_a_decoder_predicts_the_next_token(tmp_path):
     model = made(hf.BertLMHeadModel, hf.BertConfig(**FIELDS, is_decoder=True))
     assert_same(model, saved(model, tmp_path), BATCH | {"labels": IDS.masked_fill(MASK == 0, -100)})
+    model = made(hf.BertForMaskedLM, hf.BertConfig(**FIELDS, is_decoder=True))  # which sees as a decoder does
+    assert_same(model, saved(model, tmp_path / "masked"), BATCH)
 
 
 def test_heads_that_are_not_scored_are_left_out(tmp_path):

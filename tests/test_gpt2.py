@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2ForTokenClassification, GPT2LMHeadModel
 
-from tests.oracle import assert_same, made, saved
+from hesscore.checkpoints import load
+from tests.checkpoints import refusal
+from tests.oracle import assert_same, changed, made, saved
 
 FIELDS: dict[str, Any] = {"vocab_size": 13, "n_positions": 6, "n_embd": 8, "n_layer": 2, "n_head": 2}
 IDS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 12, 12, 12]])
@@ -33,3 +35,13 @@ def test_a_class_or_a_number_from_the_last_token(tmp_path, labels):
     outputs = 1 if labels.is_floating_point() else 3
     model = made(GPT2ForSequenceClassification, GPT2Config(**FIELDS, num_labels=outputs, pad_token_id=12))
     assert_same(model, saved(model, tmp_path), {"input_ids": IDS, "attention_mask": MASK, "labels": labels})
+
+
+def test_the_last_token_is_the_rightmost_that_is_not_padding_by_its_number(tmp_path):
+    """As transformers has it: whatever ``attention_mask`` says, and also where padding stands inside."""
+    config = GPT2Config(**FIELDS, num_labels=3, pad_token_id=10)
+    model = made(GPT2ForSequenceClassification, config)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "labels": torch.tensor([2, 0])}
+    assert_same(model, saved(model, tmp_path), batch)
+    assert "pad_token_id is -1" in refusal(changed(tmp_path, pad_token_id=-1))
+    assert load(tmp_path, "hidden").spec.pad_token is None

@@ -134,6 +134,10 @@ def small(tmp_path):
         ({"num_attention_heads": 5, "head_dim": ...}, "no such architecture: d_model: 12 is not divisible by heads: 5"),
         ({"num_attention_heads": 6}, "layers.0.self_attn.q_proj.weight has shape (12, 12); its architecture asks for "),
         ({"head_dim": 3, "num_attention_heads": 4}, "no such architecture: positions: rotary needs an even head width"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "config.json: partial_rotary_factor is not 1, which ",
+        ),
         ({"rope_parameters": {"rope_theta": 1.0}}, "config.json: rope_parameters: rope_theta: input should be greater"),
         ({"auto_map": {"AutoModel": "x.y"}}, "config.json: auto_map names code of its own, so what the model computes"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "config.json: rope_parameters: rope_type: input should be "),

@@ -43,7 +43,6 @@ class BertConfig(Config):
     type_vocab_size: Size = 2
     hidden_act: Activation = "gelu"
     layer_norm_eps: float = Field(default=1e-12, ge=0)
-    pad_token_id: int | None = None
     is_decoder: bool = False
     tie_word_embeddings: bool = True
     position_embedding_type: Literal["absolute"] = "absolute"
@@ -83,7 +82,7 @@ class Bert(Family):
             content.leave_out(r"classifier\..*", "of a head for multiple choice, which is not scored")
         tied = content.tied(f"{self.decoder}.weight", WORDS, config.tie_word_embeddings)
         merge_biases(content, self.decoder, tied)
-        words: Loss = "causal_lm" if config.is_decoder else "masked_lm"
+        words: Loss = "causal_lm" if config.is_decoder and not config.of("MaskedLM") else "masked_lm"
         heads = [Head(words, *self.words), self.classifier(content, config)]
         loss, labels = content.head(heads, config.classifies)
         pooled = loss in ("sequence", "regression")

@@ -50,7 +50,16 @@ class Config(BaseModel):
 
     model_type: str | None = None
     architectures: list[str] | None = None
+    pad_token_id: int | None = None
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
+
+    def last(self, loss: spec.Loss) -> dict[str, Any]:
+        """Of a causal model, whose sequences are scored by their last token: the fields that say which that is."""
+        if loss not in ("sequence", "regression"):
+            return {}
+        if self.pad_token_id is not None and self.pad_token_id < 0:
+            raise InputError(f"config.json: pad_token_id is {self.pad_token_id}: it says where a sequence ends")
+        return {"pool": "last", "pad_token": self.pad_token_id}
 
     def classifies(self, labels: int) -> spec.Loss | None:
         """What a head of a sequence with so many outputs is scored by; several labels at once by nothing here."""

@@ -76,7 +76,7 @@ class GPT2(Family):
             seq_len=config.n_positions,
             loss=loss,
             labels=labels,
-            pool="first" if loss in ("causal_lm", "token", "hidden") else "last",
+            **config.last(loss),
             head_bias=loss == "token",
             tied=tied and loss == "causal_lm",
         )

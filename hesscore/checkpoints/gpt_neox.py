@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -29,6 +30,8 @@ HEADS = {"causal_lm": "embed_out", "token": "classifier", "sequence": "score", "
 
 
 class GPTNeoXConfig(RotaryConfig):
+    partial: ClassVar[bool] = True
+
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Size
@@ -83,7 +86,7 @@ class GPTNeoX(Family):
             seq_len=config.max_position_embeddings,
             loss=loss,
             labels=labels,
-            pool="last" if labels and loss != "token" else "first",
+            **config.last(loss),
             head_bias=loss == "token",
             tied=tied and loss == "causal_lm",
             **config.rotary(config.hidden_size // config.num_attention_heads)._asdict(),

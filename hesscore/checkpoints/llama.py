@@ -136,7 +136,7 @@ class Llama(Family):
             seq_len=config.max_position_embeddings,
             loss=loss,
             labels=labels,
-            pool="last" if labels and loss != "token" else "first",
+            **config.last(loss),
             head_bias=loss == "token",
             tied=tied and loss == "causal_lm",
             **rotary._asdict(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, floor, log, pi
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
@@ -42,6 +42,9 @@ class _Rope(BaseModel):
 class RotaryConfig(Config):
     """With rotary positions: ``rope_parameters``, or what older files have in its place."""
 
+    partial: ClassVar[bool] = False
+    """Whether only some features of a head may be rotated."""
+
     max_position_embeddings: Size
     original_max_position_embeddings: Size | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -67,6 +70,8 @@ class RotaryConfig(Config):
         width = int(head_width * rope.partial_rotary_factor)
         if not 2 <= width <= WIDEST:
             raise InputError(f"config.json: {width} of {head_width} features of a head are rotated, not 2 to {WIDEST}")
+        if width != head_width and not self.partial:
+            raise InputError("config.json: partial_rotary_factor is not 1, which models of this kind do not have")
         if rope.low_freq_factor >= rope.high_freq_factor:
             raise InputError("config.json: rope_parameters: low_freq_factor is not below high_freq_factor")
         if rope.rope_type != "default" and rope.factor is None:

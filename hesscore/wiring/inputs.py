@@ -41,7 +41,7 @@ def inputs(
     if spec.segments:
         constants["segments"] = torch.zeros_like(data) if segments is None else segments
     if spec.pools:
-        constants["pool"] = _pool(spec, seen.expand(batch, length))
+        constants["pool"] = _pool(spec, data, seen.expand(batch, length))
     return constants
 
 
@@ -75,10 +75,11 @@ def _positions(spec: Spec, data: Tensor, length: int) -> dict[str, Tensor]:
     return {}
 
 
-def _pool(spec: Spec, seen: Tensor) -> Tensor:
+def _pool(spec: Spec, data: Tensor, seen: Tensor) -> Tensor:
     """The share of each token in what a sequence is scored by, ``(B, 1 or 2, L)``."""
     at = torch.arange(seen.shape[1])
-    first, last = at == 0, at == (at * seen).amax(1, keepdim=True)
+    first, there = at == 0, seen if spec.pad_token is None else data != spec.pad_token
+    last = at == (at * there).amax(1, keepdim=True)
     own = (seen & (at >= spec.class_token)).double()
     shares = {"first": first.expand_as(seen), "last": last, "mean": own / own.sum(1, keepdim=True)}
     return torch.stack([shares[part].double() for part in spec.pool.split("_")], 1)
