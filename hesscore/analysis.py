@@ -65,6 +65,9 @@ def select(problem: Problem, layers: str | None = None, components: str | None =
     ``components`` are globs on the component (``attn.*,mlp.up``).  One that matches nothing is an error.
     """
     wanted = None if layers is None else _layers(layers, problem.spec.layers)
+    for layer in sorted(wanted or ()):
+        if (owner := problem.spec.owner(layer)) not in (wanted or ()):
+            raise UsageError(f"--layers {short(layers)}: layer {layer} has the weights of layer {owner}: give that")
     within = {name: place(name) for name in problem.graph.parameters}
     within = {name: at for name, at in within.items() if wanted is None or at[0] in wanted}
     globs = ["*"] if components is None else [glob.strip() for glob in components.split(",")]

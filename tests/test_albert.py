@@ -4,7 +4,9 @@ import pytest
 import torch
 import transformers as hf
 
+from hesscore.analysis import select
 from hesscore.checkpoints import load
+from hesscore.errors import UsageError
 from hesscore.problem import open_problem
 from tests.checkpoints import refusal
 from tests.oracle import assert_same, changed, made, saved
@@ -52,6 +54,15 @@ def test_a_block_on_its_own_has_the_weights_that_it_shares(tmp_path):
     assert torch.equal(first.leaves[weight], second.leaves[weight])
     assert torch.equal(third.leaves[weight], problem.parameters["blocks.2.mlp.up.weight"])
     assert float(first.loss) != float(second.loss)
+
+
+def test_layers_are_selected_by_the_first_with_their_weights(tmp_path):
+    path = saved(made(hf.AlbertForMaskedLM, hf.AlbertConfig(**NARROW, num_hidden_groups=2)), tmp_path)
+    problem = open_problem(path)
+    second = {name for name in problem.parameters if name.startswith("blocks.2.")}
+    assert set(select(problem, "2-3")) == second
+    with pytest.raises(UsageError, match=r"--layers 3: layer 3 has the weights of layer 2: give that"):
+        select(problem, "3")
 
 
 @pytest.mark.parametrize(
