@@ -25,9 +25,7 @@ ARGS = {
 }
 TOKENS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 4, 5, 6]])
 TARGETS = torch.tensor([[4, 4, 0, 9, 10, 3], [2, 3, 4, 5, 6, -100]])
-UNKNOWN = "of no known family: only {} so far, others with --spec; its keys are".format(
-    "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
-)
+UNKNOWN = f"of no known family ({', '.join(Family.registry)}): say with --spec what its tensors are; its keys are"
 NO_CONFIG = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
 NO_TENSORS = "holds no dictionary of tensors; its keys are"
 RESAVE = "torch.save only dense tensors and numbers, such as a state dict"

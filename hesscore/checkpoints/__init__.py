@@ -40,6 +40,5 @@ def load(path: str | Path, loss: Loss | None = None, spec: str | Path | None = N
                 return family.checkpoint(stored, loss)
         if written := advice(dict.fromkeys(map(own, stored.tensors))):
             raise InputError(written)
-        known = "; ".join(f"{family.name} ({family.marks})" for family in Family.registry.values())
-        keys = listed(stored.tensors)
-        raise InputError(f"of no known family: only {known} so far, others with --spec; its keys are {keys}")
+        known, keys = ", ".join(Family.registry), listed(stored.tensors)
+        raise InputError(f"of no known family ({known}): say with --spec what its tensors are; its keys are {keys}")

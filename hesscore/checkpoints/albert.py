@@ -51,7 +51,6 @@ class Albert(Family):
     """A norm after each part, tables of few features, and blocks that share their weights."""
 
     name = "ALBERT"
-    marks = "encoder.albert_layer_groups.0.albert_layers.0.ffn.weight and config.json"
     bases = ("albert.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:

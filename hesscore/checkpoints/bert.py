@@ -57,7 +57,6 @@ class Bert(Family):
     """Learned positions and segments, a norm after the embeddings and after each part of a block."""
 
     name = "BERT"
-    marks = "encoder.layer.0.attention.self.query.weight and config.json"
     bases = ("bert.",)
     types: ClassVar[tuple[str, ...]] = ("bert",)
     config: ClassVar[type[BertConfig]] = BertConfig
@@ -147,7 +146,6 @@ class Roberta(Bert):
     """BERT whose positions are counted from the padding token on."""
 
     name = "RoBERTa"
-    marks = "the same with model_type roberta"
     bases = ("roberta.",)
     types = ("roberta", "xlm-roberta", "camembert")
     config = RobertaConfig

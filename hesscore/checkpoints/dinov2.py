@@ -54,7 +54,6 @@ class Dinov2(Family):
     """Images are classified by the class token beside the mean of the patches."""
 
     name = "DINOv2"
-    marks = "encoder.layer.0.layer_scale1.lambda1 and config.json"
     bases = ("dinov2.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:

@@ -144,8 +144,6 @@ class Family(ABC):
     """One kind of checkpoint.  A subclass in this folder registers itself: nothing else need be told."""
 
     name: ClassVar[str]
-    marks: ClassVar[str]
-    """What a file of this family holds, for the message about a file of no known family."""
     bases: ClassVar[tuple[str, ...]] = ()
     """What stands before the names of the body where a head stands beside it, as ``bert.``; some files lack it."""
 

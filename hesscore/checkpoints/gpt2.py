@@ -47,7 +47,6 @@ class GPT2(Family):
     """LayerNorm before each part, learned positions, GELU by tanh unless its config says otherwise."""
 
     name = "GPT-2"
-    marks = "h.0.attn.c_attn.weight and config.json"
     bases = ("transformer.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:

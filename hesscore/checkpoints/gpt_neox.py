@@ -50,7 +50,6 @@ class GPTNeoX(Family):
     """LayerNorm before each part, both at once or in turn, and rotary positions for some of a head's features."""
 
     name = "GPT-NeoX"
-    marks = "layers.0.attention.query_key_value.weight and config.json"
     bases = ("gpt_neox.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:

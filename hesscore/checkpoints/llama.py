@@ -91,7 +91,6 @@ class Llama(Family):
     """RMSNorm before each part, rotary positions, gated SiLU, and heads that share keys and values."""
 
     name = "Llama"
-    marks = "layers.0.self_attn.q_proj.weight and config.json"
     bases = ("transformer.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:

@@ -51,7 +51,6 @@ class NanoGPT(Family):
     """A GPT-2 with LayerNorm before each part and one fused matrix for q, k and v; GELU by erf."""
 
     name = "nanoGPT"
-    marks = "model and model_args"
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:
         return "model_args" in stored.beside

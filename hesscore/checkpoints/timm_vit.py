@@ -68,7 +68,6 @@ class TimmViT(Family):
     """LayerNorm (eps 1e-6) before each part, GELU by erf, and the class token or the mean of the patches."""
 
     name = "timm ViT"
-    marks = "patch_embed.proj.weight, blocks.0.attn.qkv.weight and config.json"
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:
         names = set(names)

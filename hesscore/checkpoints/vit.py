@@ -52,7 +52,6 @@ class ViT(Family):
     """LayerNorm before each part, a class token before the patches, and learned positions."""
 
     name = "ViT"
-    marks = "encoder.layer.0.layernorm_before.weight and config.json"
     bases = ("vit.",)
 
     def recognises(self, names: Iterable[str], stored: Stored) -> bool:
