@@ -23,6 +23,8 @@ def prepare() -> None:
     else:
         sys.stderr = _Stderr(sys.stderr.buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
     on_interrupt(_leave)
+    # Threads that wait for work would spin, and take the cores from those that work on parts of the data.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.stdout is None:
         raise UsageError("stdout is closed: send it to /dev/null if nobody reads it")
     terminal = sys.stdout.isatty()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"Curvature": "hesscore.curvature"}
+_PUBLIC = {"Curvature": "hesscore.curvature", "analyze": "hesscore.run"}
 
-__all__ = ["Curvature", "__version__"]
+__all__ = ["Curvature", "__version__", "analyze"]
 
 if TYPE_CHECKING:
     from hesscore.curvature import Curvature
+    from hesscore.run import analyze
 else:
 
     def __getattr__(name):

@@ -1,31 +1,52 @@
-"""The main job: one row of curvature for every parameter block, each number with its error."""
+"""The main job: the curvature of every parameter block and of the whole model, each number with its error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
+from math import hypot
 from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from hesscore.budget import Budget, Stop
+from hesscore.checkpoints.optimizer import Adam
 from hesscore.component import KINDS
-from hesscore.curvature import Curvature
+from hesscore.curvature import Block, Curvature
 from hesscore.errors import UsageError
 from hesscore.files import short
+from hesscore.norms import norm_bounds
 from hesscore.problem import Problem
-from hesscore.spectrum.ends import EXACT_UP_TO, NonFiniteError, ends
+from hesscore.spectrum.condition import condition
+from hesscore.spectrum.ends import EXACT_UP_TO, Ends, NonFiniteError, ends
+from hesscore.spectrum.sampling import DENSITY_PROBES, DENSITY_STEPS, PROBES, Density, Estimate, Sampled, sampled
+from hesscore.spectrum.scaled import Scaled
 from hesscore.wiring.names import place
+
+LANCZOS = 45
+"""Products for the ends of a spectrum: 24 to 57 on trained models."""
+
+PHASES = (0.7, 0.2, 0.1)
+"""Shares of a row's time for the ends of its spectrum, for samples of the rest, and for the preconditioned one."""
+
+COARSE = 1e-2
+"""Error of the preconditioned sharpness, over its block's spectral norm, to reach."""
+
+WHOLES = 3.0
+"""Work for the whole model, over that for a block of its first layer: 1.5, and twice that as it says most."""
+
+WHOLE = "model"
+"""Stands for all parameters together."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The curvature of one parameter block: the block of the Hessian by this parameter alone.
+    """The curvature of one parameter block: the block of the Hessian by this parameter alone, or the whole Hessian.
 
-    ``lambda_max`` and ``lambda_min`` are its algebraically largest and smallest eigenvalues (Rayleigh quotients) with
-    their errors (see ``Ends``); ``from_*`` splits ``lambda_max`` over the maps that cause it.
-    ``None`` is a number that could not be had; ``note`` says why.
+    ``docs/report.md`` defines every column.  ``None`` is a number that could not be had; ``note`` says why.
     """
 
     layer: int | None
@@ -43,20 +64,57 @@ class Row:
     trace: float | None = None
     trace_stderr: float | None = None
     gauss_newton_share: float | None = None
+    condition: float | None = None
+    condition_is_exact: bool = False
+    spectral_entropy: float | None = None
+    spectral_entropy_error: float | None = None
+    negative_mass: float | None = None
+    negative_mass_error: float | None = None
+    bound_upper: float | None = None
+    bound_lower: float | None = None
     from_loss: float | None = None
     from_softmax: float | None = None
     from_norm: float | None = None
     from_activation: float | None = None
     from_product: float | None = None
+    preconditioned_sharpness: float | None = None
+    preconditioned_sharpness_error: float | None = None
+    lr_scale: float | None = None
     converged: bool = False
     note: str = ""
 
     @property
     def name(self) -> str:
+        if self.component == WHOLE:
+            return WHOLE
         return f"{'' if self.layer is None else f'blocks.{self.layer}.'}{self.component}.{self.parameter}"
 
+    @property
+    def norm(self) -> float | None:
+        """The spectral norm: the larger absolute eigenvalue."""
+        if self.lambda_max is None or self.lambda_min is None:
+            return None
+        return max(abs(self.lambda_max), abs(self.lambda_min))
 
-COLUMNS = tuple(field.name for field in fields(Row))
+    @property
+    def norm_error(self) -> float:
+        return max(self.lambda_max_error or 0.0, self.lambda_min_error or 0.0)
+
+
+COLUMNS = tuple(column.name for column in fields(Row))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row, and what does not fit into one."""
+
+    row: Row
+    density: Density | None = None
+    """The whole spectrum."""
+    causes: Mapping[str, float] = field(default_factory=dict)
+    """``lambda_max`` by the node of the model that causes it: they add up to it."""
+    trace_causes: Mapping[str, Estimate] = field(default_factory=dict)
+    """The trace, likewise."""
 
 
 def select(problem: Problem, layers: str | None = None, components: str | None = None) -> list[str]:
@@ -74,7 +132,9 @@ def select(problem: Problem, layers: str | None = None, components: str | None =
     known = sorted({component for _, component, _ in within.values()})
     for glob in globs:
         if not any(fnmatchcase(component, glob) for component in known):
-            raise UsageError(f"--components {short(glob) or repr(glob)} matches nothing among {', '.join(known)}")
+            missed = f"--components {short(glob) or repr(glob)} matches nothing among {', '.join(known)}"
+            around = any(fnmatchcase(place(name)[1], glob) for name in problem.graph.parameters if name not in within)
+            raise UsageError(missed + "; what it matches is not in these --layers: leave them out" * around)
     return [name for name, (_, component, _) in within.items() if any(fnmatchcase(component, glob) for glob in globs)]
 
 
@@ -95,50 +155,117 @@ def _layers(text: str, count: int) -> set[int]:
     return chosen
 
 
-def analyze(
-    problem: Problem, curvature: Curvature, names: Sequence[str], seed: int = 0, tolerance: float = 1e-3
-) -> Iterator[Row]:
-    """One row for each parameter in ``names``, in turn.
+@dataclass(frozen=True)
+class Analyst:
+    """Measures the blocks of one problem.
 
     A row has converged when the errors of its eigenvalues are within ``tolerance`` times the block's spectral norm.
     What is drawn for a block depends on ``seed`` and its name alone: it is the same whatever else is selected.
     """
-    for name in names:
-        yield _row(problem, curvature, name, seed, tolerance)
+
+    problem: Problem
+    curvature: Curvature
+    seed: int = 0
+    tolerance: float = 1e-3
+
+    @cached_property
+    def bounds(self) -> dict[str, float]:
+        names = self.curvature.parameters
+        return norm_bounds(self.curvature, {**{name: [name] for name in names}, WHOLE: names})
+
+    def block(self, name: str, budget: Budget | None = None) -> Finding:
+        """The block of one parameter; ``budget`` cuts it short, with errors as large as they then are."""
+        layer, component, parameter = place(name)
+        weight, tied = self.curvature.leaves[name], name == "embed.token.weight" and self.problem.spec.tied
+        row = Row(
+            layer=layer,
+            component=component,
+            parameter=parameter,
+            tensor=self.problem.tensors.get(name, name),
+            shape=tuple(weight.shape),
+            n_params=weight.numel(),
+            weight_norm=_norm([weight]),
+            grad_norm=_norm([self.curvature.gradient[name]]),
+            bound_upper=self.bounds[name],
+            note="also the head (tied)" if tied else "",
+        )
+        return self._measured(row, self.curvature.block(name), cost(self.problem, name), budget)
+
+    def whole(self, budget: Budget | None = None) -> Finding:
+        """All parameters together."""
+        curvature = self.curvature
+        count = sum(weight.numel() for weight in self.problem.parameters.values())
+        row = Row(
+            layer=None,
+            component=WHOLE,
+            parameter="all",
+            tensor="",
+            shape=(count,),
+            n_params=count,
+            weight_norm=_norm(self.problem.parameters.values()),
+            grad_norm=_norm(curvature.gradient.values()),
+            bound_upper=self.bounds[WHOLE],
+        )
+        return self._measured(row, curvature.block(curvature.parameters), cost(self.problem), budget)
+
+    def _measured(self, row: Row, block: Block, work: float, budget: Budget | None) -> Finding:
+        rng = torch.Generator().manual_seed(self.seed ^ crc32(row.name.encode()))
+        adam = self.problem.optimizer
+        steps = (budget or Budget(None, work)).step(work, PHASES)
+        try:
+            found = ends(block, self.tolerance, rng, steps[0])
+            rest = sampled(block, found, rng, steps[1])
+            if adam and not found.flat and not steps[2]():
+                row = _preconditioned(row, block, found, adam, rng, steps[2])
+        except NonFiniteError:
+            return Finding(_noted(row, "a product with the Hessian is not finite"))
+        causes = {
+            node: float(part)
+            for node, part in self.curvature.attribution(block.unflatten(found.vectors[:, 1:])).items()
+        }
+        row = self._explained(_with_spectrum(row, found, rest), found, causes)
+        return Finding(row, rest.density, causes, rest.causes)
+
+    def _explained(self, row: Row, found: Ends, causes: Mapping[str, float]) -> Row:
+        """With what causes ``lambda_max``, and notes of what is missing."""
+        nodes, graph = self.problem.graph.nodes, self.problem.graph
+        by_kind = dict.fromkeys(KINDS, 0.0)
+        for node, part in causes.items():
+            by_kind[nodes[graph.index[node]].kind or ""] += part
+        row = replace(
+            row,
+            from_loss=by_kind["loss"],
+            from_softmax=by_kind["softmax"],
+            from_norm=by_kind["norm"],
+            from_activation=by_kind["activation"],
+            from_product=by_kind["product"],
+        )
+        if found.flat:
+            return _noted(row, "no curvature beyond rounding")
+        (_, highest), (_, error) = found.values, found.errors
+        if highest > error:
+            row = replace(row, gauss_newton_share=by_kind["loss"] / highest)
+        if row.spectral_entropy is None:
+            row = _noted(row, "no time for its whole spectrum")
+        if self.problem.optimizer and row.preconditioned_sharpness is None:
+            row = _noted(row, "no time for its preconditioned sharpness")
+        return row if found.converged else _noted(row, "not converged")
 
 
-def cost(problem: Problem, name: str) -> float:
-    """About how long a row takes, in arbitrary units: products needed, times the layers that each passes."""
-    layer = place(name)[0]
-    passed = problem.spec.layers - (layer or 0) if name.startswith(("embed", "blocks")) else 1
-    count = problem.parameters[name].numel()
-    return passed * (count if count <= EXACT_UP_TO else EXACT_UP_TO)
+def _preconditioned(row: Row, block: Block, found: Ends, adam: Adam, rng: Generator, stop: Stop) -> Row:
+    """With the top eigenvalue in Adam's coordinates; of a block that is known whole, without another product."""
+    scale = torch.cat([adam.preconditioner(name).flatten().rsqrt() for name in block.rows])
+    basis = found.krylov.basis.double()
+    if len(basis) == len(scale):
+        matrix = scale[:, None] * (basis.T @ (found.krylov.diagonal[:, None] * basis)) * scale
+        sharpness, error = float(torch.linalg.eigvalsh(matrix)[-1]), found.rounding * float(scale.square().max())
+    else:
+        scaled = ends(Scaled(block, scale.to(block.owner.loss)), COARSE, rng, stop)
+        (_, sharpness), (_, error) = scaled.values, scaled.errors
+    return replace(row, preconditioned_sharpness=sharpness, preconditioned_sharpness_error=error)
 
 
-def _row(problem: Problem, curvature: Curvature, name: str, seed: int, tolerance: float) -> Row:
-    layer, component, parameter = place(name)
-    weight = curvature.leaves[name]
-    row = Row(
-        layer=layer,
-        component=component,
-        parameter=parameter,
-        tensor=problem.tensors.get(name, name),
-        shape=tuple(weight.shape),
-        n_params=weight.numel(),
-        weight_norm=_norm(weight),
-        grad_norm=_norm(curvature.gradient[name]),
-        note="also the head (tied)" if name == "embed.token.weight" and problem.spec.tied else "",
-    )
-    block = curvature.block(name)
-    rng = torch.Generator().manual_seed(seed ^ crc32(name.encode()))
-    try:
-        found = ends(block, tolerance, rng)
-    except NonFiniteError:
-        return _noted(row, "a product with the Hessian is not finite")
-    causes = dict.fromkeys(KINDS, 0.0)
-    kinds = {node.name: node.kind or "" for node in problem.graph.nodes}
-    for node, part in curvature.attribution(block.unflatten(found.vectors[:, 1:])).items():
-        causes[kinds[node]] += float(part)
+def _with_spectrum(row: Row, found: Ends, rest: Sampled) -> Row:
     (lowest, highest), (lowest_error, highest_error) = found.values, found.errors
     row = replace(
         row,
@@ -146,24 +273,36 @@ def _row(problem: Problem, curvature: Curvature, name: str, seed: int, tolerance
         lambda_max_error=highest_error,
         lambda_min=lowest,
         lambda_min_error=lowest_error,
-        trace=found.trace.value,
-        trace_stderr=found.trace.stderr,
+        trace=rest.trace.value,
+        trace_stderr=rest.trace.stderr,
+        bound_lower=max(0.0, found.norm - found.rounding),
         converged=found.converged,
-        from_loss=causes["loss"],
-        from_softmax=causes["softmax"],
-        from_norm=causes["norm"],
-        from_activation=causes["activation"],
-        from_product=causes["product"],
     )
-    if found.flat:
-        return _noted(row, "no curvature beyond rounding")
-    if highest > highest_error:
-        row = replace(row, gauss_newton_share=causes["loss"] / highest)
-    return row if found.converged else _noted(row, "not converged")
+    if not found.flat:
+        row = replace(row, lr_scale=(max(highest, 0.0) + highest_error) ** -0.5)
+    if ratio := condition(found):
+        row = replace(row, condition=ratio.value, condition_is_exact=ratio.exact)
+    if rest.entropy and rest.negative_mass:
+        (entropy, entropy_error), (negative, negative_error) = rest.entropy, rest.negative_mass
+        row = replace(row, spectral_entropy=entropy, spectral_entropy_error=entropy_error)
+        row = replace(row, negative_mass=negative, negative_mass_error=negative_error)
+    return row
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))  # float32 sums of millions lose digits
+def cost(problem: Problem, name: str | None = None) -> float:
+    """About how long a row takes, or the whole, in arbitrary units: products needed, times the layers each passes."""
+    sampling = (2 if problem.optimizer else 1) * LANCZOS + PROBES + DENSITY_PROBES * DENSITY_STEPS
+    if name is None:
+        return WHOLES * problem.spec.layers * sampling
+    layer = place(name)[0]
+    passed = problem.spec.layers - (layer or 0) if name.startswith(("embed", "blocks")) else 1
+    count = problem.parameters[name].numel()
+    return passed * (count if count <= EXACT_UP_TO else sampling)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    # In float64, because float32 sums of millions lose digits.
+    return hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
 def _noted(row: Row, note: str) -> Row:

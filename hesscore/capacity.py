@@ -41,10 +41,15 @@ def need(spec: Spec, sequences: int, length: int, dtype: torch.dtype) -> int:
     return dtype.itemsize * count + memory.working(count, parts, part, dtype)
 
 
-def check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
-    """Refuse what cannot be built, naming the field that it would be well without."""
+def check_layers(source: str | Path, spec: Spec) -> None:
+    """Refuse what would take too long to write down, whatever it would take to compute."""
     if spec.layers > MAX_LAYERS:
         raise UsageError(f"{source}: layers: {spec.layers} are more than {MAX_LAYERS}")
+
+
+def check_spec(source: str | Path, spec: Spec, dtype: torch.dtype) -> None:
+    """Refuse what cannot be built, naming the field that it would be well without."""
+    check_layers(source, spec)
 
     def takes(spec: Spec) -> int:
         return need(spec, spec.batch, spec.length, dtype)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ from hesscore import chain, memory
 from hesscore.checks import check_constants, check_parameters, check_tensor
 from hesscore.errors import UsageError
 from hesscore.graph import Graph, Node
+from hesscore.interop import linear_operator
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 Names = str | Iterable[str]
 """One parameter or several."""
@@ -38,7 +42,10 @@ Terms = Callable[[Node], bool]
 """Which nodes of identity (1) to sum over."""
 
 CACHED_ELEMENTS = 2**18
-"""Elements of the largest array that a product should pass over: 2 MiB in float64."""
+"""Elements of the largest array of a part of the data: 2 MiB in float64."""
+
+SWEPT_ELEMENTS = 2**20
+"""Elements of the largest array that a product of several tangents should pass over: fewer leave overhead."""
 
 MOVED_BYTES = 2**28
 """Bytes that all arrays of a product together should take: a deep model has many."""
@@ -251,6 +258,11 @@ class Block:
         flat = torch.cat([out[name].flatten(1) for name in self.rows], 1).T
         return flat if vectors.ndim == 2 else flat[:, 0]
 
+    def attribution(self, vectors: Tensor) -> dict[str, Tensor]:
+        """What causes ``v^T H v`` for each column of ``(n, k)``, of a block on the diagonal: ``(k,)`` by node."""
+        parts = [self.owner.attribution(self.unflatten(some)) for some in vectors.split(self.at_once, 1)]
+        return {node: torch.cat([part[node] for part in parts]) for node in parts[0]}
+
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
         """Columns of ``(n, k)`` as tangents by name."""
         shapes = {name: self.owner.leaves[name].shape for name in self.columns}
@@ -261,7 +273,12 @@ class Block:
     def at_once(self) -> int:
         """How many tangents a product should carry: as many as keep its widest array within the cache."""
         widest = max(point.widest for point in self.owner.points)
-        return max(1, min(CACHED_ELEMENTS // widest, MOVED_BYTES // max(1, self.owner.part)))
+        return max(1, min(SWEPT_ELEMENTS // widest, MOVED_BYTES // max(1, self.owner.part)))
+
+    def to_scipy(self) -> LinearOperator:
+        """The block for SciPy's solvers, such as ``eigsh``; products go to numpy and back."""
+        transposed = Block(self.owner, self.columns, self.rows, self.terms)
+        return linear_operator(self.shape, self.owner.loss.dtype, self.__matmul__, transposed.__matmul__)
 
     def dense(self) -> Tensor:
         """The block as a matrix.  Its size is logged before it is formed, and refused beyond the free memory.

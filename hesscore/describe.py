@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import hesscore
-from hesscore.capacity import need, precision_of
+from hesscore.capacity import check_layers, need, precision_of
 from hesscore.checkpoints import load
 from hesscore.inputs.data import window
 from hesscore.output import SCHEMA_VERSION, plain
@@ -106,6 +106,7 @@ def describe(
     check_options(source, dtype=dtype, loss=loss, spec=names)
     if Path(source).suffix.lower() in SPEC_SUFFIXES:
         spec, notes = read_spec(source), ["a spec: weights and data are drawn from a seed"]
+        check_layers(source, spec)
         leaves = model(spec).parameters
         length, sequences = spec.length, spec.batch
         about: dict[str, Any] = {"family": "spec", "sha256": None, "left_out": {}, "notes": notes, "wants": []}

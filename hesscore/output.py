@@ -15,6 +15,9 @@ from typing import Any
 
 from hesscore.errors import UsageError
 
+ABOUT = ("config.json", "tokenizer.json", "meta.pkl", "*.index.json")
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+
 SCHEMA_VERSION = 1
 """Of every JSON."""
 
@@ -28,11 +31,13 @@ def plain(value: Any) -> Any:
 
 def check_writable(outputs: Sequence[str | None], inputs: Sequence[str | None] = ()) -> None:
     """Refuse, before any work, what could not be written at the end, or would overwrite an input or another output."""
-    read = {os.path.realpath(path) for path in inputs if path is not None}
+    read = {os.path.realpath(file) for path in inputs if path for file in (Path(path), *_with(Path(path)))}
     written = set()
     for path in outputs:
         if path is None:
             continue
+        if path == "":
+            raise UsageError("'': cannot be written: not the name of a file")
         target = path if path == "-" else os.path.realpath(path)
         if target in written:
             raise UsageError(f"two outputs cannot both go to {'stdout' if path == '-' else path}")
@@ -40,7 +45,14 @@ def check_writable(outputs: Sequence[str | None], inputs: Sequence[str | None] =
         if target in read:
             raise UsageError(f"{path}: is an input, and would be overwritten")
         if path != "-" and (why := _refusal(path, Path(target))):
-            raise UsageError(f"{path or repr(path)}: cannot be written: {why}")
+            raise UsageError(f"{path}: cannot be written: {why}")
+
+
+def _with(path: Path) -> Iterator[Path]:
+    """What belongs to a checkpoint: the weights in a folder; and there, or beside a file, what tells of them."""
+    folder = path if path.is_dir() else path.parent
+    patterns = (*ABOUT, *WEIGHTS) if path.is_dir() else ABOUT
+    yield from (file for pattern in patterns for file in folder.glob(pattern))
 
 
 def _refusal(path: str, target: Path) -> str | None:

@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from hesscore import chain
 from hesscore.capacity import DTYPES, check_data, check_spec, precision_of, together
 from hesscore.checkpoints import load
+from hesscore.checkpoints.optimizer import Adam
 from hesscore.curvature import Batch, Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.graph import Graph
@@ -56,6 +57,8 @@ class Problem:
     """The name in the file of each parameter."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    optimizer: Adam | None = field(default=None, repr=False)
+    """In whose state the checkpoint was saved, if it holds one."""
 
     @cached_property
     def graph(self) -> Graph:
@@ -153,6 +156,7 @@ def open_problem(
         tensors=checkpoint.tensors,
         provenance=provenance,
         notes=tuple(notes),
+        optimizer=checkpoint.optimizer,
     )
 
 

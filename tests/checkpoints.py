@@ -26,7 +26,10 @@ ARGS = {
 TOKENS = torch.tensor([[1, 4, 4, 0, 9, 10], [7, 2, 3, 4, 5, 6]])
 TARGETS = torch.tensor([[4, 4, 0, 9, 10, 3], [2, 3, 4, 5, 6, -100]])
 UNKNOWN = f"of no known family ({', '.join(Family.registry)}): say with --spec what its tensors are; its keys are"
-NO_CONFIG = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
+NO_CONFIG = (
+    "no config.json beside it, nor model_args of nanoGPT in it, and shapes alone do not tell its heads: "
+    "model.config.save_pretrained(folder) writes one"
+)
 NO_TENSORS = "holds no dictionary of tensors; its keys are"
 RESAVE = "torch.save only dense tensors and numbers, such as a state dict"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from hesscore.analysis import COLUMNS, analyze, cost, select
+from hesscore.analysis import COLUMNS, Analyst, Finding, cost, select
 from hesscore.curvature import Curvature
 from hesscore.errors import InputError, UsageError
 from hesscore.inputs.reading import read_data
@@ -45,8 +45,13 @@ KEY_BIASES = tuple(f"blocks.{layer}.attn.k.bias" for layer in range(4))
 
 
 def analysed(*arguments: Any, **settings: Any) -> Any:
-    """A list of rows, without their types: the numbers that are checked here are all there."""
-    return list(analyze(*arguments, **settings))
+    """The rows of some parameters, without their types: the numbers that are checked here are all there."""
+    return [finding.row for finding in findings(*arguments, **settings)]
+
+
+def findings(problem: Problem, curvature: Curvature, names: Any, *seed: int, **settings: Any) -> list[Finding]:
+    analyst = Analyst(problem, curvature, *seed, **settings)
+    return [analyst.block(name) for name in names]
 
 
 def rows_of(problem, names):
@@ -253,8 +258,8 @@ def test_a_row_does_not_depend_on_what_else_is_selected(sample, curvature, rows)
 
 
 def csv_of(problem, names, seed):
-    rows = analysed(problem, problem.curvature(), names, seed)
-    return Report(problem, float(problem.curvature().loss), {}, [], rows).to_csv()
+    curvature = problem.curvature()
+    return Report(problem, float(curvature.loss), {}, [], findings(problem, curvature, names, seed)).to_csv()
 
 
 def test_the_same_seed_gives_the_same_bytes(sample):

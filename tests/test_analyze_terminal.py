@@ -63,7 +63,7 @@ def test_a_narrow_terminal_does_without_two_columns_and_says_so():
 
 SATURATED = """
 import torch
-from hesscore.analysis import Row
+from hesscore.analysis import Finding, Row
 from hesscore.problem import open_problem
 from hesscore.report import Report
 from hesscore_cli.analyze import _show
@@ -72,7 +72,8 @@ row = Row(
     0, "attn.v", "weight", "w", (2, 2), 4, 1.0, 1.0, 2.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0,
     from_loss=0.0, from_softmax=0.0, from_norm=1.5, from_activation=0.5, from_product=0.0,
 )
-_show(Report(problem, 1.0, {}, [row.name], [row]))
+causes = {"blocks.0.norm1": 1.5, "blocks.0.mlp.activation": 0.5}
+_show(Report(problem, 1.0, {}, [row.name], [Finding(row, causes=causes)]))
 """
 
 
@@ -83,7 +84,7 @@ def test_a_loss_that_causes_nothing_hides_no_other_cause():
     os.close(theirs)
     shown = plain(read_terminal(ours))
     assert "0.attn.v.weight" in shown.partition("sharpest")[2].partition("\r\n\r\n")[0]
-    assert "norm 75, activation 25\r\n" in shown
+    assert "0.norm1 75, 0.mlp.activation 25\r\n" in shown
     assert re.search(r"0\.attn\.v\.weight .* 0 +0 +75 +25 +0", shown)
 
 

@@ -72,3 +72,11 @@ def test_what_cannot_be_described_is_one_line(arguments, code, said):
     assert (refused.returncode, refused.stdout) == (code, "")
     assert refused.stderr.startswith(said)
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_spec_of_more_layers_than_can_be_written_down_is_refused(tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text("d_model: 4\nd_ff: 8\nlayers: 1000000000\n")
+    result = run(HESS, "describe", path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "layers: 1000000000 are more than 10000" in result.stderr

@@ -181,3 +181,13 @@ def test_float32_is_enclosed_in_float64():
     terms = [replace(term, phi=term.phi.float(), psi=term.psi.float(), maps=term.maps.float()) for term in found.terms]
     back = [replace(term, phi=term.phi.double(), psi=term.psi.double(), maps=term.maps.double()) for term in terms]
     assert enclose_ends(replace(found, dtype=torch.float32, terms=terms)) == check_ends(replace(found, terms=back))
+
+
+@pytest.mark.parametrize("large", [1e300, float("inf")])
+def test_beyond_the_range_of_floats_nothing_is_known(large):
+    rng = torch.Generator().manual_seed(0)
+    matrix = random_sum(rng, 3, 2, 2, (0.0, 0.0, 0.0), "any")
+    terms = [replace(term, maps=term.maps * large, phi=term.phi * large) for term in matrix.terms]
+    lower, upper = enclose_norm(KroneckerSum(matrix.shape, matrix.dtype, terms))
+    assert (lower, upper) == (0.0, float("inf"))
+    assert all(ends == (-float("inf"), float("inf")) for ends in enclose_ends(replace(matrix, terms=terms)))

@@ -45,3 +45,16 @@ def test_the_last_token_is_the_rightmost_that_is_not_padding_by_its_number(tmp_p
     assert_same(model, saved(model, tmp_path), batch)
     assert "pad_token_id is -1" in refusal(changed(tmp_path, pad_token_id=-1))
     assert load(tmp_path, "hidden").spec.pad_token is None
+
+
+@pytest.mark.parametrize(("alias", "other"), [("num_attention_heads", 4), ("num_hidden_layers", 1), ("hidden_size", 9)])
+def test_two_names_of_one_field_may_not_differ(tmp_path, alias, other):
+    """transformers takes the one that comes last."""
+    path = saved(made(GPT2LMHeadModel, GPT2Config(**FIELDS)), tmp_path)
+    assert refusal(changed(path, **{alias: other})).startswith(f"config.json: {alias} is {other}, and n_")
+
+
+def test_either_name_of_a_field_will_do(tmp_path):
+    model = made(GPT2LMHeadModel, GPT2Config(**FIELDS))
+    path = changed(saved(model, tmp_path), n_head=..., num_attention_heads=2, n_layer=..., num_hidden_layers=2)
+    assert_same(model, path, {"input_ids": IDS, "labels": IDS})

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -16,8 +17,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from hesscore.errors import InputError
+from hesscore.problem import open_problem
 from tests.checkpoints import refusal
-from tests.oracle import assert_same, changed, made, saved
+from tests.oracle import assert_same, changed, in_double, made, saved
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 13,
@@ -41,6 +44,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
     "rope_theta": 50.0,
 }
+LLAMA3_8K = LLAMA3 | {"original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+"""Fast features are kept, slow ones scaled, and some lie between."""
+YARN_4K = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 
 
@@ -60,6 +66,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}},
         {"head_dim": 16, "rope_parameters": LLAMA3},
         {"head_dim": 16, "rope_parameters": YARN},
+        {"head_dim": 64, "max_position_embeddings": 65536, "rope_parameters": LLAMA3_8K},
+        {"head_dim": 64, "max_position_embeddings": 16384, "rope_parameters": YARN_4K},
+        {"head_dim": 64, "max_position_embeddings": 16384, "rope_parameters": {**YARN_4K, "truncate": False}},
         {"head_dim": 16, "rope_parameters": {**YARN, "beta_fast": 4.0, "beta_slow": 2.0, "truncate": False}},
         {"head_dim": 16, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}},
         {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.3}},
@@ -143,6 +152,18 @@ def small(tmp_path):
         ({"rope_parameters": {"rope_type": "longrope"}}, "config.json: rope_parameters: rope_type: input should be "),
         ({"rope_parameters": {"rope_type": "linear"}}, "config.json: rope_parameters: linear needs a factor"),
         ({"rope_parameters": {"mrope_section": [1]}}, "config.json: rope_parameters: unknown field mrope_section"),
+        (
+            {"rope_parameters": dict(LLAMA3), "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "config.json: rope_parameters: rope_type is linear in one place and llama3 in another: keep one",
+        ),
+        (
+            {"rope_parameters": dict(LLAMA3), "original_max_position_embeddings": 4},
+            "config.json: rope_parameters: original_max_position_embeddings is 4 in one place and ",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 500.0}, "rope_theta": 10000.0},
+            "config.json: rope_parameters: rope_theta is 10000.0 in one place and 500.0 in another: keep one",
+        ),
     ],
     ids=str,
 )
@@ -160,3 +181,25 @@ def test_missing_surplus_and_bad_tensors(small):
     assert f"1 missing: {name.removeprefix('model.')}" in refusal(
         changed(small, lambda state: (state.pop(name), state.pop("model.layers.0.self_attn.q_proj.bias")))
     )
+
+
+def test_sequences_beyond_the_positions_are_refused(tmp_path):
+    """Where the scaling is dynamic, transformers turns them otherwise."""
+    rope = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}
+    model = made(LlamaForCausalLM, LlamaConfig(**FIELDS, rope_parameters=rope))
+    path = saved(model, tmp_path)
+    np.savez(tmp_path / "long.npz", input_ids=np.arange(65)[None] % 13)
+    with pytest.raises(InputError, match="sequences of 65 tokens, but the model has 64 positions: cut them"):
+        open_problem(path, tmp_path / "long.npz")
+    np.savez(tmp_path / "whole.npz", input_ids=np.arange(64)[None] % 13)
+    ids = torch.arange(64)[None] % 13
+    with in_double():
+        right = float(model(input_ids=ids, labels=ids).loss)
+    assert float(open_problem(path, tmp_path / "whole.npz").curvature().loss) == pytest.approx(right, rel=1e-12)
+
+
+def test_as_many_layers_as_there_are_kinds_of_them(tmp_path):
+    """Refused before anything of that size is made."""
+    model = made(Qwen2ForCausalLM, Qwen2Config(**FIELDS, use_sliding_window=True, sliding_window=3))
+    path = changed(saved(model, tmp_path), num_hidden_layers=10**12)
+    assert refusal(path).startswith("config.json: layer_types: only windows in all layers from one on are supported")

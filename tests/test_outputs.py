@@ -206,3 +206,22 @@ def test_every_output_that_fails_is_named(tmp_path):
     with pytest.raises(UsageError) as caught:
         deliver({str(tmp_path): "a,b\n", str(tmp_path / "none" / "rows.json"): "{}"}, lambda: None)
     assert str(caught.value).count("cannot be written: ") == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "pytorch_model.bin"])
+def test_what_belongs_to_a_folder_is_an_input_too(tmp_path, name):
+    (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    for path in (tmp_path / name, tmp_path / "link"):
+        with pytest.raises(UsageError, match="is an input, and would be overwritten"):
+            check_writable([str(path)], [str(tmp_path)])
+    (tmp_path / "rows.csv").touch()
+    check_writable([str(tmp_path / "rows.csv"), str(tmp_path / "new.json")], [str(tmp_path)])
+
+
+def test_what_tells_of_a_file_beside_it_is_an_input_too(tmp_path):
+    for name in ("ckpt.pt", "meta.pkl", "config.json"):
+        (tmp_path / name).touch()
+    for name in ("ckpt.pt", "meta.pkl", "config.json"):
+        with pytest.raises(UsageError, match="is an input, and would be overwritten"):
+            check_writable([str(tmp_path / name)], [str(tmp_path / "ckpt.pt")])

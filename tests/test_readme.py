@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hesscore_cli.render import Measured
 
-from hesscore.analysis import analyze
+from hesscore.analysis import Analyst
 from hesscore.problem import open_problem
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +56,7 @@ def test_make_demo_makes_the_stored_report():
 def test_the_stored_report_is_what_is_found(name):
     problem = open_problem(ROOT / REPORT["source"], ROOT / REPORT["data"], max_tokens=REPORT["max_tokens"])
     curvature = problem.curvature()
-    (row,) = analyze(problem, curvature, [name])
+    row = Analyst(problem, curvature).block(name).row
     layer, component, parameter = row.layer, row.component, row.parameter
     keys = [(r["layer"], r["component"], r["parameter"]) for r in REPORT["rows"]]
     stored = REPORT["rows"][keys.index((layer, component, parameter))]

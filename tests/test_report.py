@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hesscore
-from hesscore.analysis import Row, analyze
+from hesscore.analysis import Analyst, Finding, Row
 from hesscore.problem import open_problem
 from hesscore.report import Report
 from tests.command import CHECKPOINT, ROOT, VAL, strict
@@ -19,8 +19,10 @@ from tests.command import CHECKPOINT, ROOT, VAL, strict
 # fmt: off
 COLUMNS = [
     "layer", "component", "parameter", "tensor", "shape", "n_params", "weight_norm", "grad_norm", "lambda_max",
-    "lambda_max_error", "lambda_min", "lambda_min_error", "trace", "trace_stderr", "gauss_newton_share", "from_loss",
-    "from_softmax", "from_norm", "from_activation", "from_product", "converged", "note",
+    "lambda_max_error", "lambda_min", "lambda_min_error", "trace", "trace_stderr", "gauss_newton_share", "condition",
+    "condition_is_exact", "spectral_entropy", "spectral_entropy_error", "negative_mass", "negative_mass_error",
+    "bound_upper", "bound_lower", "from_loss", "from_softmax", "from_norm", "from_activation", "from_product",
+    "preconditioned_sharpness", "preconditioned_sharpness_error", "lr_scale", "converged", "note",
 ]
 # fmt: on
 
@@ -32,8 +34,9 @@ SETTINGS = {"seed": 3, "tolerance": 1e-3, "layers": None, "components": "final_n
 def report():
     problem = open_problem(CHECKPOINT, VAL, max_tokens=64)
     curvature = problem.curvature()
-    found = list(analyze(problem, curvature, SELECTED[:2], 3))
-    return Report(problem, float(curvature.loss), SETTINGS, SELECTED, found, 1.23456)
+    analyst = Analyst(problem, curvature, 3)
+    found = [analyst.block(name) for name in SELECTED[:2]]
+    return Report(problem, float(curvature.loss), SETTINGS, SELECTED, found, curvature.gradient, duration=1.23456)
 
 
 def empty_row(**fields):
@@ -61,7 +64,7 @@ def test_csv_holds_every_digit(report):
 
 
 def test_csv_comes_back_as_the_frame(report):
-    noted = replace(report, rows=[replace(row, note="why") for row in report.rows])
+    noted = replace(report, findings=[Finding(replace(row, note="why")) for row in report.rows])
     back = pd.read_csv(io.StringIO(noted.to_csv()), dtype={"layer": "Int64"})
     pd.testing.assert_frame_equal(back.astype({"shape": str}), noted.frame.astype({"shape": str}))
 
@@ -73,7 +76,7 @@ def test_json_holds_the_rows(report):
 
 def test_what_is_missing_is_empty_or_null(report):
     broken = empty_row(grad_norm=math.nan, lambda_min=-math.inf, note='a "note", with\nall')
-    other = replace(report, rows=[broken, *report.rows])
+    other = replace(report, findings=[Finding(broken), *report.findings])
     line = strict(other.to_json())["rows"][0]
     assert [line[name] for name in ("lambda_max", "lambda_min", "grad_norm", "trace")] == [None] * 4
     assert (line["converged"], line["note"], line["shape"]) == (False, broken.note, "4x2")
@@ -89,7 +92,7 @@ def test_json_never_says_nan(report):
 
 
 def test_a_report_without_rows_has_its_columns(report):
-    nothing = replace(report, rows=[])
+    nothing = replace(report, findings=[])
     assert nothing.to_csv() == ",".join(COLUMNS) + "\n"
     assert strict(nothing.to_json())["rows"] == []
 
@@ -103,7 +106,7 @@ def sha256(path):
 
 def test_json_says_what_it_takes_to_make_it_again(report):
     content = strict(report.to_json())
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == 2
     assert content["hess_version"] == hesscore.__version__
     assert content["torch_version"] == torch.__version__
     assert content["source"] == str(CHECKPOINT)

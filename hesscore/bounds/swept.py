@@ -31,7 +31,7 @@ from hesscore import chain, memory
 from hesscore.bounds.apriori import WHOLE, Bound, whole
 from hesscore.bounds.jets import Pair, pairs
 from hesscore.chain import Point
-from hesscore.component import Component, dot, unbroadcast
+from hesscore.component import Component, unbroadcast
 from hesscore.components.activation import Activation
 from hesscore.components.hadamard import Hadamard
 from hesscore.components.product import Product
@@ -199,11 +199,7 @@ def _(component: Activation, kept: Any, bent: Tensor) -> tuple[Tensor, ...]:
 
 @sizes.register
 def _(component: RMSNorm, kept: Any, bent: Any) -> tuple[Tensor, ...]:
-    """``c P + y h^T + h y^T - 3 c y y^T/d``: ``c``, and on the span of ``y`` and ``h``, where ``h.y = c``, two more."""
-    (y, _), (h, c) = kept, bent
-    middle = c - 1.5 * c * dot(y, y) / y.shape[-1]
-    radius = (middle.square() + dot(y, y) * dot(h, h) - c.square()).clamp(min=0).sqrt()
-    return (torch.maximum(c.abs(), (c + middle).abs() + radius).sqrt(),)
+    return (component.curvature_norm(kept, bent).sqrt(),)
 
 
 @sizes.register

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -36,7 +37,10 @@ def _ours(name: object) -> spec.Activation:
 Activation = Annotated[spec.Activation, BeforeValidator(_ours)]
 
 
-MISSING = "no config.json beside it (or model_args in it): shapes alone do not tell its heads, so put it there"
+MISSING = (
+    "no config.json beside it, nor model_args of nanoGPT in it, and shapes alone do not tell its heads: "
+    "model.config.save_pretrained(folder) writes one"
+)
 
 
 class Config(BaseModel):
@@ -47,6 +51,9 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names that transformers takes for fields."""
 
     model_type: str | None = None
     architectures: list[str] | None = None
@@ -89,6 +96,12 @@ def config_of(stored: Stored, kind: type[AnyConfig], types: tuple[str, ...]) -> 
     if model_type is not None and model_type not in types:
         of = ", ".join(types)
         raise InputError(f"config.json: model_type {short(model_type)} is not supported; with such tensors {of} is")
+    for alias, name in kind.aliases.items():
+        if alias in fields:
+            if fields.get(name, fields[alias]) != fields[alias]:
+                both = f"{alias} is {short(fields[alias])}, and {name} {short(fields[name])}"
+                raise InputError(f"config.json: {both}: they are one number, so keep one")
+            fields = {**fields, name: fields[alias]}
     if fields.get("auto_map"):
         raise InputError("config.json: auto_map names code of its own, so what the model computes is not known")
     try:

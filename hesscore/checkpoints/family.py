@@ -12,9 +12,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from hesscore.checkpoints.optimizer import Adam, adam
 from hesscore.checkpoints.places import Place, Shape
 from hesscore.checkpoints.reading import Stored
-from hesscore.checkpoints.tensors import check_finite, check_float, check_memory, check_names, check_shape, listed
+from hesscore.checkpoints.tensors import (
+    check_finite,
+    check_float,
+    check_memory,
+    check_names,
+    check_shape,
+    distinct,
+    listed,
+)
 from hesscore.errors import InputError, UsageError
 from hesscore.spec import MAX_LAYERS, Loss, Spec
 from hesscore.wiring.model import model
@@ -138,6 +147,7 @@ class Checkpoint:
     folder: Path
     sha256: str
     notes: list[str]
+    optimizer: Adam | None = None
 
 
 class Family(ABC):
@@ -207,6 +217,7 @@ def checked(family: str, content: Content, spec: Spec, places: Mapping[str, Plac
         check_shape(stored_as[name], tensors[name], shape)
     for name in shapes:
         check_finite(stored_as[name], tensors[name])
+    optimizer, unread = adam(stored.beside, _trained(content), places, stored_as)
     kinds = {tensor.dtype for tensor in tensors.values()} & {torch.float16, torch.bfloat16}
     stored_in = sorted(str(kind).removeprefix("torch.") for kind in kinds)
     return Checkpoint(
@@ -217,8 +228,16 @@ def checked(family: str, content: Content, spec: Spec, places: Mapping[str, Plac
         left_out=content.left_out,
         folder=stored.folder,
         sha256=stored.sha256,
-        notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in)],
+        notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in), *unread],
+        optimizer=optimizer,
     )
+
+
+def _trained(content: Content) -> dict[str, Tensor]:
+    """The tensors of the file that an optimizer would have been given, in their order, by their keys."""
+    same = [key for key, why in content.left_out.items() if why.startswith(("a buffer", "tied", "a copy"))]
+    stored = distinct(content.stored.tensors)
+    return {key: tensor for key, tensor in stored.items() if tensor.is_floating_point() and key not in same}
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,13 @@ FUSED = ("attn.q", "attn.k", "attn.v")
 
 
 class GPT2Config(Config):
+    aliases: ClassVar = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+
     n_embd: Size
     n_head: Size
     n_layer: Size

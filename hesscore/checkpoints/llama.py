@@ -79,7 +79,7 @@ class Qwen2Config(LlamaConfig):
         first = self.max_window_layers
         if kinds is not None:
             first = kinds.index("sliding_attention") if "sliding_attention" in kinds else len(kinds)
-            if kinds != ["full_attention"] * first + ["sliding_attention"] * (self.num_hidden_layers - first):
+            if len(kinds) != self.num_hidden_layers or "full_attention" in kinds[first:]:
                 raise InputError("config.json: layer_types: only windows in all layers from one on are supported")
         return (None, 0) if first >= self.num_hidden_layers else (self.sliding_window, first)
 

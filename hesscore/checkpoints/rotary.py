@@ -60,9 +60,12 @@ class RotaryConfig(Config):
             "original_max_position_embeddings": self.original_max_position_embeddings,
         }
         fields = {name: value for name, value in given.items() if value is not None}
-        fields |= self.rope_parameters or self.rope_scaling or {}
-        if "type" in fields:
-            fields = {"rope_type": fields["type"]} | {name: fields[name] for name in fields if name != "type"}
+        for said in filter(None, (self.rope_scaling, self.rope_parameters)):
+            own = {("rope_type" if name == "type" else name): value for name, value in said.items()}
+            for name, value in own.items():
+                if fields.setdefault(name, value) != value:
+                    both = f"{short(fields[name])} in one place and {short(value)} in another"
+                    raise InputError(f"config.json: rope_parameters: {name} is {both}: keep one")
         try:
             rope = validated(_Rope, fields)
         except UsageError as error:
@@ -78,7 +81,7 @@ class RotaryConfig(Config):
             raise InputError(f"config.json: rope_parameters: {short(rope.rope_type)} needs a factor")
         powers = [rope.rope_theta ** (-2 * i / width) for i in range(width // 2)]
         partial = None if width == head_width else width
-        if rope.rope_type in ("default", "dynamic"):  # which is no other one up to the length of the training
+        if rope.rope_type in ("default", "dynamic"):  # the same up to the length of the training: no data are longer
             return Rotary(rope.rope_theta, partial, None, 1.0)
         length = rope.original_max_position_embeddings or self.max_position_embeddings
         scaled, scale = SCALINGS[rope.rope_type](rope, powers, length)

@@ -53,6 +53,17 @@ class RMSNorm(Component):
         across = torch.addcmul(dot(h, dx), along, c, value=-3 / y.shape[-1])
         return ((c * self.project(dx)).addcmul_(h, along).addcmul_(y, across),)
 
+    def curvature_norm(self, kept: Any, bent: Any) -> Tensor:
+        """``|<delta, D^2 y>|`` of each token, ``(..., 1)``.
+
+        With what ``bend`` makes of ``h`` and ``c = h.y``, it is ``c`` where nothing of ``y`` and ``h`` is, and on their
+        span it has two more eigenvalues.
+        """
+        (y, _), (h, c) = kept, bent
+        middle = c - 1.5 * c * dot(y, y) / y.shape[-1]
+        radius = (middle.square() + dot(y, y) * dot(h, h) - c.square()).clamp(min=0).sqrt()
+        return torch.maximum(c.abs(), (c + middle).abs() + radius)
+
     def jacobian(self, kept: Any, gain: Tensor | float = 1.0) -> Tensor:
         """``gain_a (P - y y^T/d)_ab / s`` for each token, ``(..., d, d)``."""
         y, scale = kept

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf, isfinite
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ def _ends(matrix: KroneckerSum, parts: Sequence[slice]) -> tuple[Enclosure, Encl
     size = sum(_size(term) for term in matrix.all_terms)
     if size == 0:
         return Enclosure(0.0, 0.0), Enclosure(0.0, 0.0)
+    if not isfinite(size):  # beyond the range of floats, so that nothing is known
+        return Enclosure(-inf, inf), Enclosure(-inf, inf)
     terms = [_scaled(term, size) for term in matrix.terms if _size(term)]  # what is zero has no unit
     matrix = KroneckerSum(matrix.shape, torch.float64, terms)
     basis, moved = _krylov(matrix, parts)

@@ -97,7 +97,7 @@ def _input(spec: Spec, name: str, array: Tensor) -> Tensor:
         return _numbers(name, array, ("B", "L", spec.d_model))
     ids = _whole(name, array, ("B", "L"))
     _check_range(name, ids, spec.vocab, "tokens of the vocabulary")
-    if spec.positions == "learned":
+    if spec.positions != "none":  # beyond them, some rotary ones are scaled by the length
         longest = ids.shape[1]
         if spec.position_offset:  # padding has no position
             longest = int((ids != spec.position_offset - 1).sum(1).max())

@@ -20,6 +20,9 @@ from hesscore.inputs.text import read_text
 from hesscore.inputs.tokens import beginning, check_vocabulary, ids_of, open_ids, pieces, windows
 from hesscore.spec import Spec
 
+MOST_TOKENS = 2**40
+"""More than any file has, and few enough to count with."""
+
 SUFFIXES = ".npz", ".npy", ".bin", ".txt"
 
 
@@ -35,6 +38,7 @@ def read_data(
     """
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}: at least one token must be scored")
+    max_tokens = None if max_tokens is None else min(max_tokens, MOST_TOKENS)
     with naming(path):
         file = examine(path)
         suffix = file.path.suffix.lower()

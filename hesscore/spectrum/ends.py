@@ -1,24 +1,23 @@
-"""The two ends of a block's spectrum and its trace, each number with its error."""
+"""The two ends of a block's spectrum, each with its error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot
+from time import monotonic
 from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 
 from hesscore import memory
+from hesscore.budget import NEVER, Stop
 from hesscore.curvature import Curvature
-from hesscore.spectrum.lanczos import Product, lanczos, unit
-from hesscore.spectrum.trace import Trace, deflated_hutchinson
+from hesscore.spectrum.lanczos import Krylov, Product, lanczos, unit
 
 EXACT_UP_TO = 64
 """Rows up to which a block is formed whole: that costs no more products than the estimates do."""
 
 MAX_STEPS = 200
-PROBES = 16
 
 ROUNDING = 64
 """Rounding of products that may go unseen, over what is seen of it; on trained models it was up to 20."""
@@ -41,7 +40,6 @@ class Symmetric(Protocol):
     @property
     def at_once(self) -> int: ...
     def __matmul__(self, vectors: Tensor) -> Tensor: ...
-    def dense(self) -> Tensor: ...
 
 
 class NonFiniteError(ArithmeticError):
@@ -61,42 +59,63 @@ class Ends:
     values: tuple[float, float]
     errors: tuple[float, float]
     vectors: Tensor
-    trace: Trace
+    rounding: float
+    """Of an eigenvalue, at most."""
     converged: bool
     flat: bool
+    krylov: Krylov
+    """The space that the ends are from; the whole space, with all eigenvectors, of a block that is formed whole."""
+
+    @property
+    def norm(self) -> float:
+        """The largest absolute eigenvalue."""
+        return max(map(abs, self.values))
 
 
-def ends(block: Symmetric, tolerance: float, rng: Generator) -> Ends:
-    """Exact for a small block; else by Lanczos to ``tolerance`` times the spectral norm, the trace by random probes."""
+def ends(block: Symmetric, tolerance: float, rng: Generator, stop: Stop = NEVER) -> Ends:
+    """Exact for a small block; else by Lanczos to ``tolerance`` times the spectral norm, or until told to ``stop``."""
 
     def product(vectors: Tensor) -> Tensor:
-        return _finite(block @ vectors)
+        return finite(block @ vectors)
 
     n = block.shape[0]
-    flat = False
-    if n <= EXACT_UP_TO:
-        matrix = _finite(block.dense()).double()
-        vectors = torch.linalg.eigh((matrix + matrix.T) / 2).eigenvectors[:, [0, -1]].to(block.owner.loss)
-        beyond, trace = torch.zeros(2), Trace(float(matrix.trace()), 0.0)
-        unseen = (matrix - matrix.T).norm()
+    start = unit(torch.randn(n, 1, generator=rng, dtype=torch.float64).to(block.owner.loss))
+    before = monotonic()
+    value, residual, rounding = _measured(product, start)
+    taken = monotonic() - before  # by two products
+    flat = bool(value.hypot(residual) <= rounding)  # |H v|: Lanczos would chase it for ever
+    unseen = torch.zeros(())
+    if n <= EXACT_UP_TO and not flat and taken * n / 2 < stop.left():
+        krylov, unseen = _whole(product, block)
     else:
-        start = unit(torch.randn(n, 1, generator=rng, dtype=torch.float64).to(block.owner.loss))
-        value, residual, rounding = _measured(product, start)
-        flat = bool(value.hypot(residual) <= rounding)  # |H v|: Lanczos would chase it for ever
-        krylov = lanczos(product, start[:, 0], tolerance / 2, 2 if flat else _affordable(block))
-        vectors, beyond, unseen = unit(krylov.vectors), krylov.beyond, torch.zeros(())
-        trace = deflated_hutchinson(product, krylov, PROBES, block.at_once, rng)
+        krylov = lanczos(product, start[:, 0], tolerance / 2, 2 if flat else _affordable(block), stop)
+    vectors = unit(krylov.vectors)
     values, residuals, rounding = _measured(product, vectors)
     size = values.abs().max()
     rounding += UNSEEN[vectors.dtype] * size + unseen
     flat = flat or bool((values.hypot(residuals) <= rounding).all())
-    errors = residuals.maximum(beyond) + rounding
+    errors = residuals.maximum(krylov.beyond) + rounding
     order = values.argsort()  # the same eigenvalue twice may come out the wrong way round
     values, errors, vectors = values[order], errors[order], vectors[:, order]
-    # The rounding of n diagonal entries, each with a sign of its own, or of z^T H z for |z|^2 = n.
-    stderr = hypot(trace.stderr, float(rounding.max()) * n**0.5)
-    converged = flat or bool((errors <= tolerance * size).all())
-    return Ends(_pair(values), _pair(errors), vectors, Trace(trace.value, stderr), converged, flat)
+    return Ends(
+        values=_pair(values),
+        errors=_pair(errors),
+        vectors=vectors,
+        rounding=float(rounding.max()),
+        converged=flat or bool((errors <= tolerance * size).all()),
+        flat=flat,
+        krylov=krylov,
+    )
+
+
+def _whole(product: Product, block: Symmetric) -> tuple[Krylov, Tensor]:
+    """All eigenvectors of a block, and its asymmetry."""
+    n, like = block.shape[0], block.owner.loss
+    matrix = torch.cat([product(part) for part in torch.eye(n).to(like).split(block.at_once, 1)], 1).double()
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    last = vectors[:, [0, -1]].to(like)
+    both = Krylov(vectors.T.to(like), values, values.new_zeros(n - 1), 0.0, values[[0, -1]], last, torch.zeros(2))
+    return both, (matrix - matrix.T).norm()
 
 
 def _affordable(block: Symmetric) -> int:
@@ -113,7 +132,7 @@ def _measured(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor
     moved, rounding = product_with_rounding(product, vectors)
     vectors = vectors.double()
     values = (vectors * moved).sum(0)
-    return values, _finite((moved - vectors * values).norm(dim=0)), rounding
+    return values, finite((moved - vectors * values).norm(dim=0)), rounding
 
 
 def product_with_rounding(product: Product, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +141,8 @@ def product_with_rounding(product: Product, vectors: Tensor) -> tuple[Tensor, Te
     return moved, ROUNDING * (3 * again - moved).norm(dim=0)
 
 
-def _finite(numbers: Tensor) -> Tensor:
+def finite(numbers: Tensor) -> Tensor:
+    """The numbers, if there is nothing else among them."""
     if not torch.isfinite(numbers).all():
         raise NonFiniteError
     return numbers

@@ -43,9 +43,6 @@ class Gram:
         there, back = self.pair
         return back @ (there @ vectors / self.unit) / self.unit
 
-    def dense(self) -> Tensor:
-        return self @ torch.eye(self.shape[0]).to(self.owner.loss)
-
 
 def size_of(block: Block, rng: Generator) -> float:
     """About the size of a block."""
