@@ -17,7 +17,10 @@ def plot(
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the page with all of it.")] = None,
     md: Annotated[str | None, typer.Option(metavar="FILE", help="Write the summary in Markdown; - is stdout.")] = None,
 ) -> None:
-    """Draw a stored report: every figure as SVG or PNG, a page, a summary."""
+    """Draw a stored report.
+
+    Every figure as SVG or PNG, the page with all of it, or a summary in Markdown.
+    """
     from hesscore.errors import UsageError
     from hesscore.output import check_writable, deliver
     from hesscore.pages.figures import FIGURES, draw
