@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -149,10 +150,12 @@ def test_what_is_missing_leaves_no_empty_heading(content):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_alike_each_time(content, name):
-    svg, again = draw(content, name, "x.svg"), draw(content, name, "x.svg")
+    svg: Any = draw(content, name, "x.svg")
+    again = draw(content, name, "x.svg")
     assert svg == again
     assert svg.startswith(b"<?xml")
-    assert draw(content, name, "x.png").startswith(b"\x89PNG")
+    png: Any = draw(content, name, "x.png")
+    assert png.startswith(b"\x89PNG")
     assert b"<dc:date>" not in svg
 
 
@@ -170,10 +173,11 @@ def test_within_a_page_the_ink_is_that_of_the_page(content):
 
 
 def test_bars_of_causes_add_up_to_a_hundred_percent(content):
-    figure = FIGURES["causes"](content)
+    figure: Any = FIGURES["causes"](content)
     (axes,) = figure.axes
+    bars: Any = axes.patches
     lines: dict[float, float] = {}
-    for bar in axes.patches:
+    for bar in bars:
         lines[bar.get_y()] = lines.get(bar.get_y(), 0.0) + bar.get_width()
     widths = [width for width in lines.values() if width]
     assert len(widths) == 25
