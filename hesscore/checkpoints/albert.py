@@ -58,7 +58,9 @@ class Albert(Family):
 
     def spec(self, content: Content) -> Spec:
         config = config_of(content.stored, AlbertConfig, ("albert",))
-        content.leave_out(r"embeddings\.(position|token_type)_ids", "a buffer: numbers of positions, no parameter")
+        content.leave_out(
+            r"embeddings\.(position|token_type)_ids", "a buffer: numbers of positions, no parameter", trained=False
+        )
         content.leave_out(r"sop_classifier\..*", "of the head for the order of sentences, which is not scored")
         content.leave_out(r"qa_outputs\..*", "of a head for spans, which is not scored")
         if config.of("MultipleChoice"):

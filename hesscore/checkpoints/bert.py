@@ -74,7 +74,9 @@ class Bert(Family):
 
     def spec(self, content: Content) -> Spec:
         config = config_of(content.stored, self.config, self.types)
-        content.leave_out(r"embeddings\.(position|token_type)_ids", "a buffer: numbers of positions, no parameter")
+        content.leave_out(
+            r"embeddings\.(position|token_type)_ids", "a buffer: numbers of positions, no parameter", trained=False
+        )
         content.leave_out(r"cls\.seq_relationship\..*", "of the head for the next sentence, which is not scored")
         content.leave_out(r"qa_outputs\..*", "of a head for spans, which is not scored")
         if config.of("MultipleChoice"):

@@ -160,7 +160,7 @@ def _tie(content: Content, lying: dict[str, Lying], matched: Matched) -> bool:
     head, table = lying[HEAD].pattern, lying[TABLE].pattern
     if head.words != table.words or not same_values(content.tensors[head.tensor], content.tensors[table.tensor]):
         return False
-    content.leave_out(re.escape(head.tensor), f"tied: it is {content.stored_as[table.tensor]}")
+    content.leave_out(re.escape(head.tensor), f"tied: it is {content.stored_as[table.tensor]}", trained=False)
     matched.patterns.remove(head)
     del lying[HEAD]
     return True

@@ -12,18 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hesscore.checkpoints.optimizer import Adam, adam
+from hesscore.checkpoints.optimizer import Adam, read_adam
 from hesscore.checkpoints.places import Place, Shape
 from hesscore.checkpoints.reading import Stored
-from hesscore.checkpoints.tensors import (
-    check_finite,
-    check_float,
-    check_memory,
-    check_names,
-    check_shape,
-    distinct,
-    listed,
-)
+from hesscore.checkpoints.tensors import check_finite, check_float, check_memory, check_names, check_shape, listed
 from hesscore.errors import InputError, UsageError
 from hesscore.spec import MAX_LAYERS, Loss, Spec
 from hesscore.wiring.model import model
@@ -56,6 +48,8 @@ class Content:
     """What was asked for."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Keys in the file of tensors that are not analysed, and why."""
+    untrained: set[str] = field(default_factory=set)
+    """Those of them that no optimizer has: buffers and copies."""
     notes: list[str] = field(default_factory=list)
 
     @staticmethod
@@ -70,11 +64,13 @@ class Content:
         tensors = {name: stored.tensors[key] for name, key in stored_as.items()}
         return Content(tensors, stored_as, stored, loss)
 
-    def leave_out(self, pattern: str, why: str) -> None:
-        """Drop the tensors whose whole name matches."""
+    def leave_out(self, pattern: str, why: str, trained: bool = True) -> None:
+        """Drop the tensors whose whole name matches; buffers and copies are not ``trained``."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
             self.left_out[self.stored_as[name]] = why
+            if not trained:
+                self.untrained.add(self.stored_as[name])
 
     def merge(self, name: str, of: str) -> None:
         """Take ``name`` for another name of the tensor ``of``; ``InputError`` if both are there and differ."""
@@ -83,7 +79,7 @@ class Content:
         if of not in self.tensors:
             self.tensors[of], self.stored_as[of] = self.tensors.pop(name), self.stored_as[name]
         elif same_values(self.tensors[name], self.tensors[of]):
-            self.leave_out(re.escape(name), f"a copy of {self.stored_as[of]}")
+            self.leave_out(re.escape(name), f"a copy of {self.stored_as[of]}", trained=False)
         else:
             raise InputError(f"{self.stored_as[name]} and {self.stored_as[of]} are one tensor, but differ: keep one")
 
@@ -94,7 +90,7 @@ class Content:
         if table in self.tensors and not same_values(self.tensors[head], self.tensors[table]):
             self.notes.append(f"{self.stored_as[head]} differs from {self.stored_as[table]}: the head is not tied")
             return False
-        self.leave_out(re.escape(head), f"tied: it is {self.stored_as.get(table, table)}")
+        self.leave_out(re.escape(head), f"tied: it is {self.stored_as.get(table, table)}", trained=False)
         return True
 
     def rows(self, name: str) -> int:
@@ -217,27 +213,21 @@ def checked(family: str, content: Content, spec: Spec, places: Mapping[str, Plac
         check_shape(stored_as[name], tensors[name], shape)
     for name in shapes:
         check_finite(stored_as[name], tensors[name])
-    optimizer, unread = adam(stored.beside, _trained(content), places, stored_as)
+    lying = {leaf: (stored_as[place.name], place) for leaf, place in places.items()}
+    optimizer, unread = read_adam(stored, content.untrained, lying)
     kinds = {tensor.dtype for tensor in tensors.values()} & {torch.float16, torch.bfloat16}
     stored_in = sorted(str(kind).removeprefix("torch.") for kind in kinds)
     return Checkpoint(
         family=family,
         spec=spec,
         parameters={leaf: place.take(tensors[place.name]) for leaf, place in places.items()},
-        tensors={leaf: stored_as[place.name] + place.part for leaf, place in places.items()},
+        tensors={leaf: key + place.part for leaf, (key, place) in lying.items()},
         left_out=content.left_out,
         folder=stored.folder,
         sha256=stored.sha256,
         notes=[*stored.notes, *content.notes, *(f"weights stored in {kind}" for kind in stored_in), *unread],
         optimizer=optimizer,
     )
-
-
-def _trained(content: Content) -> dict[str, Tensor]:
-    """The tensors of the file that an optimizer would have been given, in their order, by their keys."""
-    same = [key for key, why in content.left_out.items() if why.startswith(("a buffer", "tied", "a copy"))]
-    stored = distinct(content.stored.tensors)
-    return {key: tensor for key, tensor in stored.items() if tensor.is_floating_point() and key not in same}
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:

@@ -61,7 +61,7 @@ class GPT2(Family):
 
     def spec(self, content: Content) -> Spec:
         config = config_of(content.stored, GPT2Config, ("gpt2",))
-        content.leave_out(r"h\.\d+\.attn\.(bias|masked_bias)", "a buffer: the causal mask, no parameter")
+        content.leave_out(r"h\.\d+\.attn\.(bias|masked_bias)", "a buffer: the causal mask, no parameter", trained=False)
         tied = content.tied("lm_head.weight", "wte.weight", config.tie_word_embeddings)
         heads = [
             Head("sequence", "score.weight", r"score\..*"),

@@ -61,7 +61,7 @@ class GPTNeoX(Family):
     def spec(self, content: Content) -> Spec:
         config = config_of(content.stored, GPTNeoXConfig, ("gpt_neox",))
         masks = r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
-        content.leave_out(masks, "a buffer: the causal mask or the rotary frequencies, no parameter")
+        content.leave_out(masks, "a buffer: the causal mask or the rotary frequencies, no parameter", trained=False)
         content.leave_out(r"qa_outputs\..*", "of a head for spans, which is not scored")
         tied = content.tied("embed_out.weight", "embed_in.weight", config.tie_word_embeddings)
         heads = [

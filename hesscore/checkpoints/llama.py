@@ -101,7 +101,9 @@ class Llama(Family):
         if content.stored.config is not None and kind is None:
             raise InputError(f"config.json has no model_type, so it is not clear which of {', '.join(TYPES)} this is")
         config = config_of(content.stored, TYPES.get(str(kind), LlamaConfig), tuple(TYPES))
-        content.leave_out(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", "a buffer: the rotary frequencies")
+        content.leave_out(
+            r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", "a buffer: the rotary frequencies", trained=False
+        )
         content.leave_out(r"qa_outputs\..*", "of a head for spans, which is not scored")
         tied = content.tied("lm_head.weight", "embed_tokens.weight", config.tie_word_embeddings)
         of_tokens = "score.bias" in content.tensors

@@ -132,6 +132,6 @@ def without_masks(content: Content, block_size: int) -> None:
         if name.endswith(".attn.bias") and tensor.shape == (1, 1, block_size, block_size):
             if not torch.equal(tensor[0, 0] != 0, torch.ones(tensor.shape[2:]).tril() != 0):
                 raise InputError(f"{short(name)} is not the causal mask, so this is not nanoGPT's attention")
-            content.leave_out(re.escape(name), MASK)
+            content.leave_out(re.escape(name), MASK, trained=False)
         elif name.endswith(".attn.masked_bias") and tensor.shape == ():
-            content.leave_out(re.escape(name), MASK)
+            content.leave_out(re.escape(name), MASK, trained=False)

@@ -57,13 +57,19 @@ def check_memory(tensors: Mapping[str, Tensor], size: int) -> None:
         raise InputError(f"its tensors are {taken.total()} bytes, the file only {size}: save it again, whole")
 
 
-def distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor once: two names may have one, as a head that is tied."""
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each name the first of its tensor: two may have one, as a head that is tied."""
     first: dict[tuple[object, ...], str] = {}
+    found = {}
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride()
-        first.setdefault((*memory, tensor.shape, tensor.dtype), name)
-    return {name: tensors[name] for name in first.values()}
+        found[name] = first.setdefault((*memory, tensor.shape, tensor.dtype), name)
+    return found
+
+
+def distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor once, by its first name."""
+    return {name: tensors[name] for name, first in first_names(tensors).items() if name == first}
 
 
 def check_names(found: Iterable[str], expected: Iterable[str]) -> None:
