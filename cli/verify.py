@@ -83,7 +83,6 @@ def verify(
         if not quiet:
             for note in problem.notes:
                 message(f"note: {note}")
-        problem.curvature()  # which there must be: a loss that is no number is no fault of hess
         asked = tolerance or TOLERANCE[problem.dtype]
         checks = verify_model(problem.graph, problem.parameters, problem.batches, seed, asked)
         total, what = count(problem.graph), f"the model and its {len(parts(problem.graph))} parts"

@@ -253,8 +253,7 @@ def _norm(curvature: Curvature, i: int) -> Norm:
         curvature_peak=float(size.max()),
         heuristic_mean=float(heuristic.mean()),
         heuristic_correlation=None if alike else float(spearmanr(size, heuristic).statistic),
-        note=f"{100 * collapsed:.2g} % of the tokens are nearly constant: eps divides them"
-        * (collapsed > 0),
+        note=f"{100 * collapsed:.2g} % of the tokens are nearly constant: eps divides them" * (collapsed > 0),
     )
 
 

@@ -134,7 +134,7 @@ def select(problem: Problem, layers: str | None = None, components: str | None =
         if not any(fnmatchcase(component, glob) for component in known):
             missed = f"--components {short(glob) or repr(glob)} matches nothing among {', '.join(known)}"
             around = any(fnmatchcase(place(name)[1], glob) for name in problem.graph.parameters if name not in within)
-            raise UsageError(missed + "; what it matches is not in these --layers: leave them out" * around)
+            raise UsageError(missed + f"; it is in no layer of --layers {layers}: leave that out" * around)
     return [name for name, (_, component, _) in within.items() if any(fnmatchcase(component, glob) for glob in globs)]
 
 

@@ -137,8 +137,8 @@ def analyze(source: str | Path, data: str | Path | None = None, **options: Any) 
     ...                  components="norm2")
     >>> report.frame[["parameter", "lambda_max"]].round(4)
       parameter  lambda_max
-    0    weight         0.1
-    1      bias         0.1
+    0    weight      0.2050
+    1      bias      0.3147
     """
     run = begin(source, data, **options)
     for _ in run.steps():

@@ -397,6 +397,7 @@ def test_selection(sample, layers, components, count):
 
 
 OF_A_LAYER = "attn.k, attn.o, attn.q, attn.v, mlp.down, mlp.up, norm1, norm2"
+ELSEWHERE = "; it is in no layer of --layers 0: leave that out"
 OF_A_MODEL = OF_A_LAYER.replace("mlp", "embed.position, embed.token, final_norm, mlp", 1)
 
 
@@ -415,10 +416,10 @@ OF_A_MODEL = OF_A_LAYER.replace("mlp", "embed.position, embed.token, final_norm,
         ("1.5", None, "--layers 1.5: layers are given as 0,3-5"),
         ("two", None, "--layers two: layers are given as 0,3-5"),
         (None, "attention", f"--components attention matches nothing among {OF_A_MODEL}"),
-        ("0", "final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}"),
+        ("0", "final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}{ELSEWHERE}"),
         ("0", "", f"--components '' matches nothing among {OF_A_LAYER}"),
         (None, "attn.*,foo", f"--components foo matches nothing among {OF_A_MODEL}"),
-        ("0", "attn.*,final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}"),
+        ("0", "attn.*,final_norm", f"--components final_norm matches nothing among {OF_A_LAYER}{ELSEWHERE}"),
     ],
 )
 def test_a_selection_of_nothing_is_refused(sample, layers, components, message):

@@ -16,15 +16,15 @@ import os, signal, threading
 from hesscore import analysis
 from hesscore_cli.app import main
 
-everything, moments = analysis.analyze, {moments}
+block, moments, finished = analysis.Analyst.block, {moments}, []
 
 def struck(*arguments):
-    for count, row in enumerate(everything(*arguments), 1):
-        yield row
-        for moment in moments if count == 2 else ():
-            threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT)).start()
+    finished.append(block(*arguments))
+    for moment in moments if len(finished) == 2 else ():
+        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return finished[-1]
 
-analysis.analyze = struck
+analysis.Analyst.block = struck
 main()
 """
 

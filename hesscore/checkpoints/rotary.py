@@ -59,13 +59,15 @@ class RotaryConfig(Config):
             "partial_rotary_factor": self.partial_rotary_factor,
             "original_max_position_embeddings": self.original_max_position_embeddings,
         }
-        fields = {name: value for name, value in given.items() if value is not None}
-        for said in filter(None, (self.rope_scaling, self.rope_parameters)):
+        fields: dict[str, Any] = {}
+        written = {name: value for name, value in given.items() if name in self.model_fields_set}
+        for said in filter(None, (written, self.rope_scaling, self.rope_parameters)):
             own = {("rope_type" if name == "type" else name): value for name, value in said.items()}
             for name, value in own.items():
                 if fields.setdefault(name, value) != value:
                     both = f"{short(fields[name])} in one place and {short(value)} in another"
                     raise InputError(f"config.json: rope_parameters: {name} is {both}: keep one")
+        fields = {name: value for name, value in (given | fields).items() if value is not None}
         try:
             rope = validated(_Rope, fields)
         except UsageError as error:
