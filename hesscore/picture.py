@@ -28,8 +28,10 @@ def check_format(option: str, path: str) -> None:
 
 
 def written(figure: Figure, path: str, **options: Any) -> bytes:
-    """In the format of ``path``, without a date."""
+    """In the format of ``path``, without a date or an address."""
     content = BytesIO()
     kind = Path(path).suffix[1:].lower()
-    figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {}, **options)
+    figure.savefig(
+        content, format=kind, dpi=160, metadata=dict.fromkeys(("Date", "Creator")) if kind == "svg" else {}, **options
+    )
     return content.getvalue()
