@@ -246,7 +246,7 @@ class Analyst:
         if highest > error:
             row = replace(row, gauss_newton_share=by_kind["loss"] / highest)
         if row.spectral_entropy is None:
-            row = _noted(row, "no time for its whole spectrum")
+            row = _noted(row, "no time, or no memory, for its whole spectrum")
         if self.problem.optimizer and row.preconditioned_sharpness is None:
             row = _noted(row, "no time for its preconditioned sharpness")
         return row if found.converged else _noted(row, "not converged")

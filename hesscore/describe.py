@@ -23,8 +23,8 @@ from hesscore.wiring.model import model
 from hesscore.wiring.names import place
 from hesscore.wiring.size import operations
 
-PRODUCTS = 60
-"""With the Hessian, for a row of ``hess analyze``: 40 to 73 on trained models."""
+PRODUCTS = 140
+"""With the Hessian, or what takes as long, for a row of ``hess analyze``: 125 to 160 on trained models."""
 
 EFFORT = 2.0
 """Time of a product over that of its matrix products alone, where these are as fast as large square ones."""

@@ -291,3 +291,18 @@ def test_more_probes_leave_a_smaller_error(monkeypatch):
     many = measured(SPECTRA["no trace"])[1]
     monkeypatch.setattr(sampling, "PROBES", 16)
     assert many.trace.stderr < measured(SPECTRA["no trace"])[1].trace.stderr
+
+
+def test_the_probes_fit_the_free_memory(monkeypatch):
+    """Three at once, and then no density."""
+    values = torch.tensor(line(1, 2, 500), dtype=torch.float64)
+    block = block_of(values.diag())
+    found = ends(block, 0.5, generator())
+    before = block.products
+    monkeypatch.setattr(sampling.memory, "free", lambda: 3 * 4 * 500 * 8)
+    rest = sampled(block, found, generator())
+    assert rest.density is None
+    assert block.products - before == 4  # the probes, twice what causes the trace, one step towards a density
+    assert abs(rest.trace.value - float(values.sum())) <= 4 * rest.trace.stderr
+    monkeypatch.setattr(sampling.memory, "free", lambda: 0)
+    assert math.isfinite(sampled(block, found, generator()).trace.stderr)

@@ -108,7 +108,8 @@ def sampled(block: Explained, found: Ends, rng: Generator, stop: Stop = NEVER) -
         exact = {node: Estimate(part, rounding) for node, part in causes.items()}
         known = Sampled(Estimate(inside, rounding), exact)
         return known if found.flat else _with_density(known, found, n, [])
-    signs = torch.randint(2, (n, PROBES), generator=rng).to(krylov.basis) * 2 - 1
+    fits = memory.free() // (4 * n * krylov.basis.element_size())  # with what is made of them
+    signs = torch.randint(2, (n, max(2, min(PROBES, fits))), generator=rng).to(krylov.basis) * 2 - 1
     outside = orthogonal(signs, krylov.basis)
     samples: list[Tensor] = []
     for part in outside.split(min(block.at_once, DENSITY_PROBES), 1):
