@@ -22,6 +22,15 @@ SCHEMA_VERSION = 1
 """Of every JSON."""
 
 
+def finite(content: Any) -> Any:
+    """Dictionaries and lists with None in the place of every number that is not finite."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not isfinite(content) else content
+
+
 def plain(value: Any) -> Any:
     """What CSV and JSON hold of it: a shape as ``64x256``, and None for a number that is not finite."""
     if isinstance(value, tuple):

@@ -20,7 +20,7 @@ from hesscore.activations import Activations
 from hesscore.analysis import COLUMNS, Finding, Row
 from hesscore.errors import UsageError
 from hesscore.heterogeneity import Heterogeneity, heterogeneity
-from hesscore.output import plain
+from hesscore.output import finite, plain
 from hesscore.problem import Problem
 from hesscore.spectrum.sampling import Density
 from hesscore.stability import Stability, stability
@@ -159,7 +159,7 @@ class Report(_Report[Row]):
         everything = [*self.findings, *([self.whole] if self.whole else [])]
         nodes = {node for finding in everything for node in (*finding.causes, *finding.trace_causes)}
         kinds = {node.name: node.kind for node in self.problem.graph.nodes if node.name in nodes}
-        return super().content | {
+        found = {
             "model": _record(self.whole.row) if self.whole else None,
             "heterogeneity": asdict(self.heterogeneity) if self.heterogeneity else None,
             "stability": asdict(self.stability) if self.stability else None,
@@ -168,6 +168,7 @@ class Report(_Report[Row]):
             "causes": {finding.row.name: _causes(finding) for finding in everything if finding.causes},
             "spectra": {f.row.name: _spectrum(f.density) for f in everything if f.density is not None},
         }
+        return super().content | finite(found)
 
 
 def _record(row: Row | blocks.BlockRow) -> dict[str, Any]:

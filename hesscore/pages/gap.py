@@ -18,7 +18,8 @@ def gap(content: Content) -> Figure | None:
     from matplotlib.figure import Figure
 
     found = [site for site in (content.get("activations") or {}).get("sites", ()) if site["layer"] is not None]
-    found = [site for site in found if site["mean"] is not None and site["mean"] > 0]
+    found = [site for site in found if None not in (site["mean"], site["mean_stderr"], site["peak"])]
+    found = [site for site in found if site["mean"] > 0]
     if not found:
         return None
     drawn = Figure((7.2, 3.2), layout="constrained")

@@ -29,7 +29,8 @@ def condition(found: Ends) -> Condition | None:
         return None
     if steps == n:
         values = krylov.diagonal.abs() if not len(krylov.off_diagonal) else torch.linalg.eigvalsh(krylov.matrix).abs()
-        return Condition(found.norm / float(values[values > found.rounding].min()), True)
+        least = float(values.where(values > found.rounding, values.max()).min())
+        return Condition(values.max().item() / least, True)
     if steps < 3:
         return None
     directions = torch.linalg.qr(krylov.matrix[:, : steps - 2]).Q
