@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -20,6 +21,7 @@ from hesscore.checkpoints import load
 from hesscore.checkpoints.family import Family
 from hesscore.checkpoints.patterns import LEAVES
 from hesscore.checkpoints.specfiles import read_spec_file
+from hesscore.problem import open_problem
 from tests.oracle import assert_same, made
 
 CONFIGS = Path(__file__).parent.parent / "configs/checkpoints"
@@ -177,8 +179,28 @@ def test_every_file_is_of_a_test():
 def test_the_files_on_the_page_can_be_read(tmp_path, text):
     (tmp_path / "spec.yaml").write_text(text)
     said = read_spec_file(tmp_path / "spec.yaml")
-    assert said.ignore
     assert len({leaf for pattern in said.patterns for leaf in pattern.leaves}) >= 15
+
+
+def test_the_encoder_on_the_page_is_read_with_what_is_around_it(tmp_path):
+    class Tagger(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.pos = torch.nn.Embedding(11, 16), torch.nn.Parameter(torch.randn(1, 64, 16))
+            layer = torch.nn.TransformerEncoderLayer(16, 8, 20, 0.0, batch_first=True)
+            self.encoder, self.out = torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(16, 5)
+
+    (text,) = (text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "emb," in text)
+    (tmp_path / "spec.yaml").write_text(text)
+    model = Tagger().double().eval()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    ids = torch.arange(20).view(2, 10) % 11
+    labels = ids % 5
+    np.savez(tmp_path / "data.npz", input_ids=ids, labels=labels)
+    problem = open_problem(tmp_path / "model.pt", tmp_path / "data.npz", spec=tmp_path / "spec.yaml")
+    logits = model.out(model.encoder(model.emb(ids) + model.pos[:, :10]))
+    right = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert float(problem.curvature().loss) == pytest.approx(right.item(), rel=1e-10)
 
 
 def test_the_page_has_every_family_and_every_part():
